@@ -121,10 +121,10 @@ class ModelConfig:
     max_position_embeddings: int | None = None
     """Positions of the learned table, in tokens; with rope only what the architecture was published for."""
 
-    rotary_base: int | None = None
+    rotary_base: float | None = None
     """RoPE's base: the longest wavelength is about 2 pi times this many tokens."""
 
-    rotary_base_local: int | None = None
+    rotary_base_local: float | None = None
     """RoPE's base in windowed blocks, which rope_scaling then leaves as they are (Gemma-3, OLMo-3). 0: as elsewhere."""
 
     rotary_interleaved: bool | None = None
@@ -189,6 +189,9 @@ class ModelConfig:
     attn_scale: float | None = None
     """In blocks without RoPE, queries at position p are multiplied by 1 + this x ln(1 + floor((p + 1) / floor_scale))
     (Llama-4, arXiv:2501.19399). 0: they stay."""
+
+    attn_scale_all_blocks: bool | None = None
+    """attn_scale in every block, of floor(p / floor_scale) (Ministral 3)."""
 
     floor_scale: int | None = None
     """Tokens after which queries first grow by attn_scale."""

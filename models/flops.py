@@ -11,12 +11,12 @@ from typing import Literal
 
 from models.parameters import Parameter, active_parameters, block_parameters, mtp_parameters, sum_active
 from models.shapes import GPTShape
+from models.symbols import ATTENTIONS
 
 MAMBA_CHUNK = 128
 """Tokens whose products Mamba-2's kernels make at once, in megatron-core."""
 DELTA_CHUNK = 64
 """The same of gated delta nets, in flash-linear-attention."""
-ATTENTIONS = frozenset("*+")
 
 DType = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -119,7 +119,7 @@ def _all_blocks(shape: GPTShape) -> Iterable[Parameter]:
 def _block(shape: GPTShape, block: int, seq_length: int) -> float:
     """Forward FLOPs per token of one block."""
     products, symbols = _products(shape, block_parameters(shape, block)), shape.blocks[block]
-    if set(symbols) & ATTENTIONS:
+    if set(symbols) & set(ATTENTIONS):
         products += _core_attention(shape, seq_length, _local_blocks(shape)[block])
     products += _scan(shape, min(seq_length, MAMBA_CHUNK) / 2) if "M" in symbols else 0.0
     return products + (_delta_rule(shape, min(seq_length, DELTA_CHUNK) / 2) if "G" in symbols else 0.0)
@@ -149,7 +149,7 @@ def _attentions(shape: GPTShape) -> list[bool]:
     mcore counts the layers of a depth from 1, so that a depth does what the first block does.
     """
     blocks = zip(_local_blocks(shape), shape.blocks, strict=True)
-    own = [windowed for windowed, symbols in blocks if set(symbols) & ATTENTIONS]
+    own = [windowed for windowed, symbols in blocks if set(symbols) & set(ATTENTIONS)]
     return own + own[:1] * shape.mtp_num_layers
 
 

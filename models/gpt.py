@@ -199,6 +199,7 @@ def transformer_config(
     config.moe_router_enable_expert_bias |= shape.num_moe_experts > 0 and _biased_softmax(shape)
     config.attention_chunk_size = shape.attention_chunk_size
     config.attn_scale, config.floor_scale = shape.attn_scale, shape.floor_scale
+    config.attn_scale_all_blocks = shape.attn_scale_all_blocks
     config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon
     return config
 

@@ -3,17 +3,8 @@
 from collections.abc import Iterator
 
 from models.shapes import GPTShape
+from models.symbols import SYMBOLS
 from parallel.errors import UserError
-
-SYMBOLS = {
-    "M": "a Mamba-2 mixer",
-    "G": "a gated delta net",
-    "*": "attention",
-    "+": "latent attention",
-    "-": "an MLP",
-    "E": "a mixture of experts",
-}
-"""Letters of model.hybrid_layer_pattern: megatron-core's, but for what it builds and Triplane does not."""
 
 
 def pattern_problems(shape: GPTShape) -> Iterator[str]:

@@ -21,7 +21,7 @@ def inv_freq(shape: GPTShape, device: torch.device, seq_length: int = 0) -> Tens
     return torch.cat([stretched, _plain(shape.rotary_base_local, dim, device)])
 
 
-def _plain(base: int, dim: int, device: torch.device) -> Tensor:
+def _plain(base: float, dim: int, device: torch.device) -> Tensor:
     return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
 
 

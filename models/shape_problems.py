@@ -164,10 +164,10 @@ def _chunks(shape: GPTShape) -> Iterator[str]:
             f"model.attention_chunk_size {shape.attention_chunk_size} is not supported with model.window_size and "
             "latent attention. Set it to 0."
         )
-    if shape.attn_scale and not any(shape.no_rope_blocks):
+    if shape.attn_scale and not shape.attn_scale_all_blocks and not any(shape.no_rope_blocks):
         yield (
             f"model.attn_scale {shape.attn_scale} scales queries in blocks without RoPE, of which there are none. Set "
-            "model.no_rope_freq, or model.attn_scale = 0."
+            "model.no_rope_freq or model.attn_scale_all_blocks, or model.attn_scale = 0."
         )
     if shape.qk_l2_norm and (shape.qk_layernorm or shape.multi_latent_attention):
         yield (

@@ -11,6 +11,7 @@ from typing import Literal
 from models.activations import ACTIVATIONS, ActivationName
 from models.frequencies import per_block
 from models.norms import Normalization
+from models.symbols import ATTENTIONS
 
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
@@ -57,8 +58,8 @@ class GPTShape:
     softmax_type: SoftmaxType = "vanilla"
     activation_func_clamp_value: float = 0.0
     glu_linear_offset: float = 0.0
-    rotary_base: int = 10_000
-    rotary_base_local: int = 0
+    rotary_base: float = 10_000
+    rotary_base_local: float = 0
     rotary_interleaved: bool = False
     rotary_percent: float = 1.0
     rope_scaling: RopeScaling = "none"
@@ -79,6 +80,7 @@ class GPTShape:
     window_attn_skip_freq: str = "0"
     attention_chunk_size: int = 0
     attn_scale: float = 0.0
+    attn_scale_all_blocks: bool = False
     floor_scale: int = 8192
     multi_latent_attention: bool = False
     q_lora_rank: int = 0
@@ -200,7 +202,7 @@ class GPTShape:
     @property
     def has_attention(self) -> bool:
         """Whether any block attends: a pattern may have none that does."""
-        return any(set(symbols) & set("*+") for symbols in self.blocks)
+        return any(set(symbols) & set(ATTENTIONS) for symbols in self.blocks)
 
     @property
     def mamba_heads(self) -> int:

@@ -103,6 +103,7 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
     latent = shape.multi_latent_attention
     heads, query_dim = shape.num_attention_heads, shape.qk_head_dim + shape.qk_pos_emb_head_dim
     width = heads * (query_dim + shape.v_head_dim) if latent else 2 * shape.query_size
+    kept_inputs, kept_bytes = NORMS[shape.normalization].kept(shape.layernorm_zero_centered_gamma)
     return ModelSizes(
         layers=shape.num_layers,
         moe_layers=sum(shape.moe_blocks),
@@ -121,8 +122,8 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         gate_copies=(shape.activation_func_clamp_value > 0) + (shape.glu_linear_offset != 0),
         norms=2 * (shape.pre_norm + shape.post_norm),
         capped_scores=shape.attn_logit_softcapping > 0,
-        norm_inputs=NORMS[shape.normalization].kept_inputs,
-        norm_bytes=NORMS[shape.normalization].kept_bytes,
+        norm_inputs=kept_inputs,
+        norm_bytes=kept_bytes,
         rotary=shape.position_embedding_type == "rope",
         query_norms=shape.qk_layernorm,
         softmax_offset=shape.softmax_type != "vanilla",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from training.config.recipe import dump, load, sections
+from training.config.recipe import dump, dump_changed, load, sections
 from training.config.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,8 +83,9 @@ def configs() -> st.SearchStrategy[RunConfig]:
 @given(config=configs())
 def test_what_is_written_is_read_back(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("recipe") / "config.toml"
-    path.write_text(dump(config))
-    assert load(path) == config
+    for written in (dump(config), dump_changed(config)):
+        path.write_text(written)
+        assert load(path) == config
 
 
 def test_a_recipe_is_written_without_what_a_terminal_must_not_get() -> None:

@@ -1,4 +1,4 @@
-"""Mistral, Ministral and Mixtral."""
+"""Mistral, Ministral, Ministral 3 and Mixtral."""
 
 import dataclasses
 from typing import Any
@@ -26,6 +26,30 @@ def _mixtral(
     return dataclasses.replace(shape, **changes)
 
 
+def _ministral3(num_layers: int, hidden_size: int, ffn_hidden_size: int, **changes: Any) -> GPTShape:
+    """Queries that grow in every block, beyond the 16,384 tokens that YaRN stretches to 262,144.
+
+    Source: transformers 5.23's Ministral3Config, whose defaults are the 8B, and the text_config of each config.json
+    (sizes of the 3B and 14B as in Megatron-Bridge's ministral3_provider).
+    """
+    shape = dataclasses.replace(
+        llama(num_layers, hidden_size, ffn_hidden_size, 32, 8),
+        kv_channels=128,
+        vocab_size=131072,
+        rotary_base=1_000_000,
+        rope_scaling="yarn",
+        rope_scaling_factor=16.0,
+        rope_original_max_position_embeddings=16384,
+        rope_attention_factor=1.0,
+        attn_scale=0.1,
+        attn_scale_all_blocks=True,
+        floor_scale=16384,
+        max_position_embeddings=262_144,
+        hf_model_type="ministral3",
+    )
+    return dataclasses.replace(shape, **changes)
+
+
 PUBLISHED: dict[str, GPTShape] = {
     # "Mistral 7B" (arXiv:2310.06825), table 1; https://huggingface.co/mistralai/Mistral-7B-v0.1.
     # A window of 4,096 tokens is the token's own and 4,095 before it.
@@ -41,6 +65,10 @@ PUBLISHED: dict[str, GPTShape] = {
         max_position_embeddings=32768,
         hf_model_type="ministral",
     ),
+    # https://huggingface.co/mistralai/Ministral-3-3B-Base-2512, -8B and -14B: their text models
+    "ministral3_3b": _ministral3(26, 3072, 9216, untie_embeddings_and_output_weights=False),
+    "ministral3_8b": _ministral3(34, 4096, 14336),
+    "ministral3_14b": _ministral3(40, 5120, 16384, rotary_base=1_000_000_000),
     # https://huggingface.co/mistralai/Mixtral-8x7B-v0.1 and Mixtral-8x22B-v0.1
     "mixtral_8x7b": _mixtral(32, 4096, 14336, 32, max_position_embeddings=32768, moe_aux_loss_coeff=0.02),
     "mixtral_8x22b": _mixtral(56, 6144, 16384, 48, max_position_embeddings=65536, moe_aux_loss_coeff=0.001),
@@ -49,5 +77,6 @@ PUBLISHED: dict[str, GPTShape] = {
 TINY: dict[str, GPTShape] = {
     "mistral_tiny": tiny(PUBLISHED["mistral_7b"], window_size=(15, 0)),
     "ministral_tiny": tiny(PUBLISHED["ministral_8b"], window_size=(15, 0)),
+    "ministral3_tiny": tiny(PUBLISHED["ministral3_8b"], rope_original_max_position_embeddings=32, floor_scale=32),
     "mixtral_tiny": tiny(PUBLISHED["mixtral_8x7b"], num_moe_experts=4, moe_ffn_hidden_size=64),
 }

@@ -1,9 +1,17 @@
-"""Phi-3 and Phi-4."""
+"""Phi-3, Phi-4 and Phi-4-mini."""
 
 import dataclasses
 
 from models.families.base import llama, tiny
 from models.shapes import GPTShape
+
+_PHI4_MINI_LONG = (
+    1.0, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898,
+    2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424, 6.693110555,
+    7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283,
+    20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7,
+    32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77,
+)  # fmt: skip
 
 PUBLISHED: dict[str, GPTShape] = {
     # https://huggingface.co/microsoft/Phi-3-mini-4k-instruct; "Phi-3 Technical Report" (arXiv:2404.14219), section 2
@@ -16,6 +24,21 @@ PUBLISHED: dict[str, GPTShape] = {
         vocab_size=100352,
         rotary_base=250_000,
         max_position_embeddings=16384,
+        hf_model_type="phi3",
+    ),
+    # https://huggingface.co/microsoft/Phi-4-mini-instruct; "Phi-4-Mini Technical Report" (arXiv:2503.01743). Its window
+    # of 262,144 tokens is beyond its context, and left out.
+    "phi4_mini": dataclasses.replace(
+        llama(32, 3072, 8192, 24, 8),
+        vocab_size=200064,
+        rotary_percent=0.75,
+        rope_scaling="longrope",
+        rope_scaling_factor=32.0,
+        rope_original_max_position_embeddings=4096,
+        rope_short_factor=(1.0,) * 48,
+        rope_long_factor=_PHI4_MINI_LONG,
+        max_position_embeddings=131_072,
+        untie_embeddings_and_output_weights=False,
         hf_model_type="phi3",
     ),
 }

@@ -12,6 +12,7 @@ def _qwen35(
     ffn_hidden_size: int,
     heads: tuple[int, int],
     linear_num_value_heads: int,
+    tied: bool = False,
 ) -> GPTShape:
     """heads: of attention, its queries' and keys'.
 
@@ -32,6 +33,7 @@ def _qwen35(
         rotary_base=10_000_000,
         rotary_percent=0.25,
         max_position_embeddings=262_144,
+        untie_embeddings_and_output_weights=not tied,
         hf_model_type="qwen3_5_text",
     )
 
@@ -52,6 +54,9 @@ def _qwen35_moe(num_layers: int, hidden_size: int, num_moe_experts: int) -> GPTS
 
 
 PUBLISHED: dict[str, GPTShape] = {
+    # https://huggingface.co/Qwen/Qwen3.5-0.8B (sizes as in slime's scripts/models) and -4B
+    "qwen35_0_8b": _qwen35(24, 1024, 3584, (8, 2), 16, tied=True),
+    "qwen35_4b": _qwen35(32, 2560, 9216, (16, 4), 32, tied=True),
     # https://huggingface.co/Qwen/Qwen3.5-9B, -27B (sizes as in Megatron-Bridge's tests of its qwen35_vl_bridge), and
     # -35B-A3B: their text models
     "qwen35_9b": _qwen35(32, 4096, 12288, (16, 4), 32),

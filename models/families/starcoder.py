@@ -6,7 +6,7 @@ from models.families.base import llama, tiny
 from models.shapes import GPTShape
 
 
-def _starcoder2(num_layers: int, hidden_size: int, heads: tuple[int, int], rotary_base: int, tied: bool) -> GPTShape:
+def _starcoder2(num_layers: int, hidden_size: int, heads: tuple[int, int], rotary_base: float, tied: bool) -> GPTShape:
     """LayerNorm, biases, tanh GELU, RoPE, windows of 4,096 tokens. heads: (query, key-value).
 
     Source: "StarCoder 2 and The Stack v2" (arXiv:2402.19173), table 6, and the config.json of each model card.
@@ -28,7 +28,8 @@ def _starcoder2(num_layers: int, hidden_size: int, heads: tuple[int, int], rotar
 
 
 PUBLISHED: dict[str, GPTShape] = {
-    # https://huggingface.co/bigcode/starcoder2-7b and -15b; that of 3b has a RoPE base of 999,999.44
+    # https://huggingface.co/bigcode/starcoder2-3b, -7b and -15b
+    "starcoder2_3b": _starcoder2(30, 3072, (24, 2), rotary_base=999999.4420358813, tied=True),
     "starcoder2_7b": _starcoder2(32, 4608, (36, 4), rotary_base=1_000_000, tied=True),
     "starcoder2_15b": _starcoder2(40, 6144, (48, 4), rotary_base=100_000, tied=False),
 }

@@ -1,5 +1,6 @@
 """What is not one number for one number: heads, rotary positions, windows, experts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from models.hf import rope
@@ -25,17 +26,18 @@ TOKENS = Span(1, MOST_TOKENS, whole=True)
 COUNT = Span(0, MOST_EXPERTS, whole=True)
 
 
-def heads(may_be_missing: tuple[str, ...]) -> tuple[Read, Write]:
+def heads(may_be_missing: tuple[str, ...], defaults: Mapping[str, int] | None = None) -> tuple[Read, Write]:
     """may_be_missing: keys that mean the plain thing where they are left out or null; for others of these
-    architectures transformers has a number of its own there, which no published configuration relies on."""
+    architectures transformers has a number of its own there: ``defaults``, where published configurations rely on it.
+    """
 
     def read(left: Config, fields: dict[str, Any]) -> None:
         heads = fields["num_attention_heads"]
         if left.get("head_dim") is None and "head_dim" in may_be_missing:
             _check_divides(left, fields, "num_attention_heads")
-        plain = {"num_key_value_heads": heads, "head_dim": fields["hidden_size"] // heads}
+        plain = {"num_key_value_heads": heads, "head_dim": fields["hidden_size"] // heads, **(defaults or {})}
         for key, ours in (("num_key_value_heads", "num_query_groups"), ("head_dim", "kv_channels")):
-            if left.get(key) is None and key not in may_be_missing:
+            if left.get(key) is None and key not in (*may_be_missing, *(defaults or {})):
                 raise Unsupported(key, None, "a number")
             fields[ours] = pop_number(left, key, plain[key], HEADS)
         if heads % fields["num_query_groups"]:

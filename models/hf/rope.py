@@ -103,7 +103,7 @@ def read_values(
     if not isinstance(kind, str) or kind not in KINDS:
         raise RopeError(f"{where}.rope_type", kind, " or ".join(map(repr, KINDS)))
     fields: dict[str, Any] = {"rope_scaling": "none" if kind == "default" else kind}
-    fields["rotary_base"] = _number(f"{where}.rope_theta", values.pop("rope_theta"), THETA, whole=True)
+    fields["rotary_base"] = _number(f"{where}.rope_theta", values.pop("rope_theta"), THETA, whole=False)
     found = values.pop("partial_rotary_factor", None)
     if share is not None:
         turned = share if found is None else found
@@ -195,7 +195,7 @@ def read_by_window(config: dict[str, Any], theta: float, local: float) -> dict[s
         whole = {**kinds[WHOLE_SEQUENCE]}
         if flat is not None and whole.setdefault("rope_theta", flat) != flat:
             raise RopeError("rope_theta", flat, f"{whole['rope_theta']}, which rope_parameters says")
-        if old is not None and {**whole, **old} != whole:
+        if old is not None and (not isinstance(old, dict) or {**whole, **old} != whole):
             raise RopeError("rope_scaling", old, "what rope_parameters says")
         fields = read_values(f"rope_parameters.{WHOLE_SEQUENCE}", whole, theta=theta)
         plain = {"rope_theta": local if base is None else base, **kinds[WINDOWED]}
@@ -266,7 +266,7 @@ def _truth(key: str, value: Any) -> bool:
 
 
 def _number(key: str, value: Any, span: Span, *, whole: bool) -> float | int:
-    """whole: 10000.0 will do, since rope_theta is written so."""
+    """whole: 10000.0 will do."""
     plain = dataclasses.replace(span, whole=False)
     if plain.problem(key, value) is not None:
         raise RopeError(key, value, str(span))

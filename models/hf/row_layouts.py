@@ -47,14 +47,12 @@ class Rule:
     strips: Strips
     transposed: bool = False
     """Theirs is [in, out], as GPT-2's Conv1D keeps its matrices."""
-    middle: tuple[int, ...] = ()
-    """Dims of theirs between the first and the last."""
+    unsqueezed: int | None = None
+    """Theirs has one more dim, of 1, at this place."""
     padded: bool = False
     """Ours ends with rows that they do not have, which are zeros: the vocabulary, rounded up."""
-    vectors: bool = False
-    """Ours are vectors of experts, [E, out]: each element is a row."""
-    lead: int = 0
-    """Dims of 1 that theirs has before ours."""
+    all_experts: bool = False
+    """Theirs, too, is one tensor of all experts."""
 
 
 def row_count(shape: tuple[int, ...]) -> int:
@@ -62,9 +60,10 @@ def row_count(shape: tuple[int, ...]) -> int:
     return math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
 
 
-def lifted(name: str) -> Rule:
-    """A vector that is [1, n] there."""
-    return Rule((name,), _whole, lead=1)
+def unsqueezed(name: str, dim: int) -> Rule:
+    """There with a dim of 1 at place ``dim``: a vector [1, n], or the weight [channels, 1, taps] of a convolution of
+    each channel by itself, which is [channels, taps] here."""
+    return Rule((name,), _whole, unsqueezed=dim)
 
 
 def fused_experts(name: str, *, parts: int = 1, interleaved: bool = False, transposed: bool = True) -> Rule:
@@ -72,12 +71,12 @@ def fused_experts(name: str, *, parts: int = 1, interleaved: bool = False, trans
 
     parts: projections that lie in it, interleaved or one after the other.
     """
-    return Rule((name,), _fused(parts if interleaved else 1), transposed=transposed)
+    return Rule((name,), _fused(parts if interleaved else 1), transposed=transposed, all_experts=True)
 
 
 def fused_expert_biases(name: str, *, parts: int = 1, interleaved: bool = False) -> Rule:
-    """Vectors [E, out], likewise."""
-    return Rule((name,), _fused(parts if interleaved else 1), vectors=True)
+    """Vectors [E, out], likewise: each element is a row."""
+    return Rule((name,), _fused(parts if interleaved else 1), all_experts=True)
 
 
 def _fused(step: int) -> Strips:
@@ -94,11 +93,6 @@ def _fused(step: int) -> Strips:
 def same(name: str) -> Rule:
     """The same tensor under another name."""
     return Rule((name,), _whole)
-
-
-def depthwise(name: str) -> Rule:
-    """The weight of a convolution of each channel by itself: [channels, taps] here, [channels, 1, taps] there."""
-    return Rule((name,), _whole, middle=(1,))
 
 
 def vocabulary(name: str) -> Rule:

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.hf import rope
+from models.hf.config_parts import WHOLE
 from models.hf.families import ARCHITECTURES
 from models.hf.keys import MOST_TOKENS, SPANS, Architecture, Config, Span, Unsupported, is_one_of, shown
 from models.hf.unsupported import unsupported
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
+from models.symbols import MLPS
 from parallel.errors import UserError
 
 NO_EFFECT = frozenset("""
@@ -23,9 +25,20 @@ NO_EFFECT = frozenset("""
     pretraining_tp ep_size n_ctx task_specific_params output_router_logits output_attentions output_hidden_states
     return_dict summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     reorder_and_upcast_attn is_encoder_decoder is_decoder id2label label2id problem_type chunk_size_feed_forward
-    _attn_implementation_autoset cache_implementation _sliding_window_pattern
+    _attn_implementation_autoset _attn_implementation attn_implementation cache_implementation _sliding_window_pattern
+    is_llama_config unsloth_version unsloth_fixed finetuning_task tokenizer_class prefix torchscript use_bfloat16
+    use_return_dict tie_encoder_decoder
+    max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty
+    temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
+    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+    begin_suppress_tokens
 """.split())  # fmt: skip
-"""Keys that say nothing about what the model computes in pretraining."""
+"""Keys that say nothing about what the model computes in pretraining; the last ones are of generation, which older
+files hold, too."""
+
+OFF: dict[str, Any] = {"use_sliding_window": False, "rope_interleaved": False, "add_cross_attention": False}
+"""Keys that an architecture does not read, and what says that the model is without such a thing."""
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -37,6 +50,17 @@ TRAINING_ONLY = frozenset("""
 """Our fields that an exported model has no use for: another value is no other model."""
 
 
+class _NotRead(Exception):
+    """A part needs a field that another one, which was refused, would have given."""
+
+
+class _Fields(dict[str, Any]):
+    """Of the shape, as far as they are read."""
+
+    def __missing__(self, name: str) -> Any:
+        raise _NotRead(name)
+
+
 def read_shape(config: Config) -> tuple[str, GPTShape]:
     """The model_type and the architecture that a ``config.json`` describes.
 
@@ -44,18 +68,21 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise UserError(unsupported(model_type))
+        raise UserError(unsupported(config))
     architecture = ARCHITECTURES[model_type]
     left = {key: value for key, value in config.items() if key not in NO_EFFECT}
-    fields: dict[str, Any] = dict(architecture.implied)
+    fields: dict[str, Any] = _Fields(architecture.implied)
     problems = _token_problems(config) + _read_switches(left, architecture) + _read_numbers(left, fields, architecture)
     for read, _ in architecture.parts if not problems else ():
         try:
             read(left, fields)
         except Unsupported as error:
             problems.append(str(error))
+        except _NotRead:
+            if not problems:
+                raise
     if not problems:
-        problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if value is not None]
+        problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if not _is_off(key, value)]
     if not problems:
         shape = GPTShape(**{"hf_model_type": model_type} | fields)
         problems = shape_problems(shape)
@@ -64,6 +91,13 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
     raise UserError(
         "\n  ".join([f"config.json ({model_type}) has what Triplane's {model_type} does not compute:", *problems])
     )
+
+
+def _is_off(key: str, value: object) -> bool:
+    """Of a key that was not read."""
+    if key == "layer_types" and isinstance(value, list):
+        return all(kind == WHOLE for kind in value)
+    return value is None or (key in OFF and is_one_of(value, (OFF[key],)))
 
 
 def write_config(shape: GPTShape) -> tuple[str, Config]:
@@ -173,7 +207,7 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
         return not shape.multi_latent_attention
     if name.startswith("linear_"):
         return not any(shape.linear_blocks)
-    if name == "floor_scale":
+    if name in ("floor_scale", "attn_scale_all_blocks"):
         return not shape.attn_scale
     if name.startswith("mamba_"):
         return "M" not in shape.hybrid_layer_pattern
@@ -182,7 +216,7 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
     if name == "softmax_scale":
         return shape.multi_latent_attention or not shape.has_attention
     if name in ("ffn_hidden_size", "activation") and shape.hybrid_layer_pattern:
-        return not set(shape.hybrid_layer_pattern) & set("-E")
+        return not set(shape.hybrid_layer_pattern) & set(MLPS)
     if name == "max_position_embeddings" and shape.position_embedding_type == "none":
         return True
     if shape.position_embedding_type != "rope":

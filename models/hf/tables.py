@@ -26,17 +26,18 @@ class Entry:
     strips: tuple[Strip, ...]
     """By our rows."""
     transposed: bool
-    middle: tuple[int, ...]
-    """Dims of theirs between the first and the last."""
+    unsqueezed: int | None
+    """Theirs has one more dim, of 1, at this place."""
     padded: bool
     keeps_dtype: bool
     """A state that is never rounded: the router's bias, which moves by steps that bf16 would lose."""
-    vectors: bool = False
-    """[E, out], each element a row."""
-    fused: bool = False
-    """Theirs holds all experts, too."""
-    lead: int = 0
-    """Dims of 1 that theirs has before ours."""
+    all_experts: bool = False
+    """Theirs, too, is one tensor of all experts."""
+
+    @property
+    def vectors(self) -> bool:
+        """Of all experts, [E, out]: each element is a row."""
+        return self.all_experts and len(self.shape) == 2
 
     @property
     def rows(self) -> int:
@@ -85,18 +86,18 @@ class Entry:
         rows: dict[str, int] = {}
         for strip in self.strips:
             rows[strip.name] = rows.get(strip.name, 0) + strip.rows
-        ones = (1,) * self.lead
-        if self.vectors:
-            return {name: (count // self.unit, self.unit) for name, count in rows.items()}
-        if len(self.shape) == 1:
-            return {name: (*ones, count) for name, count in rows.items()}
-        if self.fused:
-            experts, out, columns = self.shape
-            return dict.fromkeys(rows, (experts, columns, out) if self.transposed else self.shape)
-        return {
-            name: (self.columns, count) if self.transposed else (count, *self.middle, self.columns)
-            for name, count in rows.items()
-        }
+        return {name: self._their_shape(count) for name, count in rows.items()}
+
+    def _their_shape(self, rows: int) -> tuple[int, ...]:
+        if self.all_experts:
+            experts, *matrix = self.shape
+            return (experts, *(reversed(matrix) if self.transposed else matrix))
+        if self.transposed:
+            return (self.columns, rows)
+        shape = [rows] if len(self.shape) == 1 else [rows, self.columns]
+        if self.unsqueezed is not None:
+            shape.insert(self.unsqueezed, 1)
+        return tuple(shape)
 
 
 def entries(model_type: str, shape: GPTShape) -> Iterator[Entry]:
@@ -178,10 +179,8 @@ def _entry(table: Table, parameter: Parameter, shape: GPTShape, model_type: str)
         shape=parameter.shape,
         strips=tuple(strips),
         transposed=rule.transposed and len(parameter.shape) > 1,
-        middle=rule.middle,
+        unsqueezed=rule.unsqueezed,
         padded=rule.padded,
         keeps_dtype=rest.endswith("router.expert_bias"),
-        vectors=rule.vectors,
-        fused=len(parameter.shape) == 3 and "{expert}" not in rule.names[0],
-        lead=rule.lead,
+        all_experts=rule.all_experts,
     )

@@ -3,7 +3,7 @@
 import difflib
 
 from models.hf.families import ARCHITECTURES
-from models.hf.keys import shown
+from models.hf.keys import Config, shown
 
 IMPOSSIBLE: dict[str, str] = {
     **dict.fromkeys(
@@ -16,8 +16,6 @@ IMPOSSIBLE: dict[str, str] = {
         ("cohere", "cohere2", "gptj", "phi"),
         "attention and MLP of a block read one norm together, where a block here has a norm for each",
     ),
-    "ministral3": "queries grow with their position in every block (llama_4_scaling_beta), here in blocks without RoPE "
-    "only, as in Llama 4",
     "olmo": "its norms have no weights, which megatron-core 0.19.2 has not",
     "gemma3n": "its blocks share keys and values, and have embeddings and residual streams of their own, which "
     "megatron-core 0.19.2 has not",
@@ -26,7 +24,7 @@ IMPOSSIBLE: dict[str, str] = {
 """Families of which megatron-core, or the code around it, cannot make the same model, and why."""
 
 LIKE: dict[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
-"""Models of text and images -> the text model within them."""
+"""Models of text and images -> the text model within them, where their text_config does not say."""
 
 SAVED_ALONE: dict[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Likewise, where transformers loads and saves the text model by itself."""
@@ -37,22 +35,25 @@ SAVE_ALONE = (
 )
 
 
-def unsupported(model_type: object) -> str:
-    """The sentence: the reason where it cannot be, else the nearest supported ones."""
+def unsupported(config: Config) -> str:
+    """The sentence: the reason where it cannot be, else the text model within, or the nearest supported ones."""
+    model_type, text = config.get("model_type"), config.get("text_config")
     start = f"config.json: model_type {shown(model_type)} is not supported"
     if isinstance(model_type, str):
         if why := IMPOSSIBLE.get(model_type):
             return f"{start}: {why}."
-        if (inner := LIKE.get(model_type)) in ARCHITECTURES:
-            return (
-                f"{start}: it is a model of text and images. Its text model is: take text_config out of config.json, "
-                f'with "model_type": "{inner}", and the tensors below language_model.'
-            )
         if inner := SAVED_ALONE.get(model_type):
             return (
                 f"{start}: it is a model of text and images. Its text model, {inner}, is: transformers saves that "
                 f"without vision (model.visual.) and multi-token prediction (mtp.): {SAVE_ALONE}. Then copy "
                 "the tokenizer's files into TEXT, and import it."
+            )
+        own = text.get("model_type") if isinstance(text, dict) else None
+        inner = own if isinstance(own, str) else LIKE.get(model_type)
+        if inner in ARCHITECTURES:
+            return (
+                f"{start}: it is a model of text and images. Its text model is: take text_config out of config.json, "
+                f'with "model_type": "{inner}", and the tensors below language_model.'
             )
         if near := difflib.get_close_matches(model_type, ARCHITECTURES, n=3, cutoff=0.6):
             return f"{start}. The nearest that is: {' or '.join(near)}. Supported: {', '.join(ARCHITECTURES)}."

@@ -1,25 +1,28 @@
 """Llama-4's attention: in blocks with RoPE a query sees its own chunk of the sequence only, and queries and keys are
-normed without weights; in those without RoPE, which see everything, queries grow with their position.
+normed without weights; in those without RoPE, which see everything, queries grow with their position. In Ministral 3
+they grow in every block.
 
-mcore has no fields for it; ``transformer_config`` sets these three beside its own, and every module finds them there.
+mcore has no fields for it; ``transformer_config`` sets these beside its own, and every module finds them there.
 """
 
 from typing import NamedTuple
 
 import torch
 from megatron.core.transformer import TransformerConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Temperature(NamedTuple):
-    """Queries at position p are multiplied by 1 + scale ln(1 + floor((p + 1) / floor)) (arXiv:2501.19399)."""
+    """Queries at position p are multiplied by 1 + scale ln(1 + floor((p + first) / floor)) (arXiv:2501.19399)."""
 
     scale: float
     floor: int
+    first: int
+    """1 in Llama-4, 0 in Ministral 3."""
 
     def apply(self, query: Tensor, positions: Tensor) -> Tensor:
         """query [s, b, n, d]; positions [s, 1 or b], within their document."""
-        factor = torch.log1p(torch.floor((positions.float() + 1.0) / self.floor)) * self.scale + 1.0
+        factor = torch.log1p(torch.floor((positions.float() + self.first) / self.floor)) * self.scale + 1.0
         return (query * factor[..., None, None]).to(query.dtype)
 
 
@@ -31,23 +34,12 @@ def chunk_of(config: TransformerConfig, layer_number: int) -> int | None:
 
 def temperature_of(config: TransformerConfig, layer_number: int) -> Temperature | None:
     """None: this layer's queries stay as they are."""
-    scale = float(getattr(config, "attn_scale", 0.0))
-    return Temperature(scale, config.floor_scale) if scale and goes_without_rope(config, layer_number) else None
+    scale, everywhere = float(getattr(config, "attn_scale", 0.0)), bool(getattr(config, "attn_scale_all_blocks", False))
+    if not scale or not (everywhere or goes_without_rope(config, layer_number)):
+        return None
+    return Temperature(scale, config.floor_scale, first=0 if everywhere else 1)
 
 
 def goes_without_rope(config: TransformerConfig, layer_number: int) -> bool:
     """layer_number: of mcore's sublayers, from 1."""
     return isinstance(config.no_rope_freq, list) and bool(config.no_rope_freq[layer_number - 1])
-
-
-class L2Norm(nn.Module):
-    """Over the channels of each head, without a weight: mean square 1."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., d], in fp32."""
-        flat = x.float()
-        return (flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.eps)).type_as(x)

@@ -10,7 +10,7 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
-from models.layers.chunked import L2Norm, goes_without_rope
+from models.layers.chunked import goes_without_rope
 from models.rope import attention_factor
 from models.shapes import GPTShape
 
@@ -24,7 +24,8 @@ class BlockAttention(SelfAttention):
             self.q_layernorm: nn.Module = AllHeadsNorm(config, self.num_attention_heads_per_partition, self.tp_group)
             self.k_layernorm: nn.Module = AllHeadsNorm(config, self.num_query_groups_per_partition, self.tp_group)
         if shape.qk_l2_norm and not goes_without_rope(config, self.layer_number):
-            norm: Any = L2Norm(config.layernorm_epsilon)  # turning changes no length
+            assert config.kv_channels is not None  # turning changes no length, so that this may come before it
+            norm: Any = nn.RMSNorm(config.kv_channels, config.layernorm_epsilon, elementwise_affine=False)
             self.q_layernorm = self.k_layernorm = norm
         self._yarn_concentration_factor = attention_factor(shape)
         self.rotary_part: int | None = None

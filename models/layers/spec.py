@@ -49,6 +49,7 @@ from models.layers.projection import bias_dropout_add, with_bias, with_post_norm
 from models.layers.self_attention import BlockAttention
 from models.norms import NORMS
 from models.shapes import GPTShape
+from models.symbols import MLPS
 from parallel.errors import SharedMistake
 
 # On-disk names of a norm that stands alone -> of one fused into the linear layer behind it (Transformer Engine's).
@@ -133,7 +134,7 @@ class LayerStack(HybridStack):
             if self.single_layers:
                 own, number = f"{prefix}layers.{place}.", layer.layer_number - 1
                 of_layer = {key: value for key, value in found.items() if key.startswith(own)}
-                on_disk = f"{prefix}layers.{2 * number + (symbol in '-E')}."
+                on_disk = f"{prefix}layers.{2 * number + (symbol in MLPS)}."
                 replace_prefix_for_sharding(of_layer, f"{prefix}layers.{number}.", on_disk)
         return found
 

@@ -171,11 +171,11 @@ def test_a_block_gets_the_keys_of_its_chunk_only() -> None:
 
 
 def test_queries_grow_with_their_position() -> None:
-    """arXiv:2501.19399: a step after 3, 7, 11, ... tokens, where floor_scale is 4."""
+    """arXiv:2501.19399: a step after 3, 7, 11, ... tokens, where floor_scale is 4; one later in Ministral 3."""
     query = torch.ones(9, 1, 2, 3)
-    grown = Temperature(scale=0.5, floor=4).apply(query, torch.arange(9)[:, None])
-    steps = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
-    torch.testing.assert_close(grown[:, 0, 0, 0], 1 + 0.5 * torch.log1p(steps.float()))
+    for first, steps in ((1, [0, 0, 0, 1, 1, 1, 1, 2, 2]), (0, [0, 0, 0, 0, 1, 1, 1, 1, 2])):
+        grown = Temperature(scale=0.5, floor=4, first=first).apply(query, torch.arange(9)[:, None])
+        torch.testing.assert_close(grown[:, 0, 0, 0], 1 + 0.5 * torch.log1p(torch.tensor(steps).float()))
 
 
 # ---- which keys a block needs

@@ -9,9 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import runs
 from data.loader import to_batch
-from models.flops import ATTENTIONS, MAMBA_CHUNK, flops_per_token
+from models.flops import MAMBA_CHUNK, flops_per_token
 from models.resolve import resolve
 from models.shapes import GPTShape
+from models.symbols import ATTENTIONS
 from parallel import groups
 from parallel.launch import Identity
 from ranks import run_ranks
@@ -29,7 +30,7 @@ def half_of_attention(shape: GPTShape, seq_length: int) -> float:
     widths = 2 * shape.query_size
     if shape.multi_latent_attention:
         widths = shape.num_attention_heads * (shape.qk_head_dim + shape.qk_pos_emb_head_dim + shape.v_head_dim)
-    attentions = sum(bool(set(symbols) & ATTENTIONS) for symbols in shape.blocks) + shape.mtp_num_layers
+    attentions = sum(bool(set(symbols) & set(ATTENTIONS)) for symbols in shape.blocks) + shape.mtp_num_layers
     mixers = sum("M" in symbols for symbols in shape.blocks)
     inner = shape.mamba_num_groups * shape.mamba_state_dim + shape.mamba_heads * shape.mamba_head_dim
     return 3 * (attentions * 2 * widths * seq_length / 2 + mixers * 2 * inner * MAMBA_CHUNK / 2)

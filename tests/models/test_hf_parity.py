@@ -48,6 +48,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral_tiny", {}),
     "ministral": ("ministral_tiny", {}),
     "ministral windows in some": ("ministral_tiny", {"window_attn_skip_freq": "[1,0,0,1]"}),
+    "ministral3": ("ministral3_tiny", {}),
+    "ministral3 windows, tied, odd sizes": (
+        "ministral3_tiny",
+        {
+            "window_size": (12, 0),
+            "untie_embeddings_and_output_weights": False,
+            "hidden_size": 60,
+            "kv_channels": 14,
+            "num_attention_heads": 6,
+            "num_query_groups": 3,
+            "attn_scale": 0.7,
+            "rope_attention_factor": 0.0,
+        },
+    ),
     "qwen2": ("qwen2_tiny", {}),
     "qwen2 tied": ("qwen2_tiny", {"untie_embeddings_and_output_weights": False}),
     "qwen2_moe": ("qwen2_moe_tiny", {}),
@@ -63,6 +77,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss all biases": ("seed_oss_tiny", {"mlp_bias": True, "attention_out_bias": True}),
     "smollm3": ("smollm3_tiny", {}),
     "starcoder2": ("starcoder2_tiny", {}),
+    "starcoder2 fractional base": ("starcoder2_tiny", {"rotary_base": 999.4420358813}),
     "starcoder2 untied, no biases": (
         "starcoder2_tiny",
         {"add_bias_linear": False, "untie_embeddings_and_output_weights": True},
@@ -323,7 +338,7 @@ def test_multi_token_prediction_is_that_of_transformers(name: str) -> None:
      "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "gpt_oss_120b", "mamba2_130m",
      "mamba_codestral_7b", "glm45", "glm45_air", "minimax_m2", "ernie45_21b_a3b", "olmoe_7b", "llama4_scout",
      "llama4_maverick", "nemotron_h_47b", "nemotron3_nano_30b_a3b", "qwen3_next_80b_a3b", "qwen35_9b",
-     "qwen35_27b", "qwen35_35b_a3b", *TINY],
+     "qwen35_27b", "qwen35_35b_a3b", "qwen35_0_8b", "ministral3_3b", "phi4_mini", "starcoder2_3b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     import transformers

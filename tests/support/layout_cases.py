@@ -90,6 +90,9 @@ MODELS = [
     model(
         "OLMo-3: norms behind, over all heads, two RoPEs", "tp2 tp2sp pp2 cp2", shape="olmo3_tiny", softmax_scale=1.0
     ),
+    model(
+        "Ministral 3: queries that grow in every block, YaRN", "tp2sp pp2 cp2", shape="ministral3_tiny", floor_scale=8
+    ),
     model("Pythia: parallel residual, partial RoPE", "tp2sp pp2 cp2", shape="pythia_tiny"),
     model("Granite: multipliers", "tp2sp pp2 cp2", shape="granite_tiny"),
     model(

@@ -48,9 +48,6 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
         LLAMA, {"rope_scaling": None, "rope_theta": float("nan"), "rope_parameters": None}, "not JSON: NaN is no"
     ),
     "two rope bases": (LLAMA, {"rope_theta": 7.0}, "rope_theta = 7.0"),
-    "fractional base": (
-        LLAMA, {"rope_scaling": None, "rope_theta": 10000.5, "rope_parameters": None}, "rope_theta = 10000.5"
-    ),
     "attention bias": (LLAMA, {"attention_bias": 1}, "attention_bias = 1: expected true or false"),
     "MLP bias": (TINY["phi3_tiny"], {"mlp_bias": True}, "mlp_bias = True: expected None or False"),
     "activation": (LLAMA, {"hidden_act": "gelu"}, "hidden_act = 'gelu': expected 'silu'"),

@@ -113,7 +113,7 @@ def write_cut(source: HfFolder, cut: Cut, folder: Path) -> None:
     with (folder / SINGLE).open("wb") as file:
         file.write(encode_header((name, dtype, shape) for _, name, shape, dtype in found))
         for entry, name, shape, dtype in found:
-            if entry.lead:  # of experts, side by side
+            if entry.unsqueezed == 0:  # of experts, side by side
                 words = source.rows(names[whole_name(name, cut)], 0, 1, dtype)[:, list(cut.experts)]
                 file.write(memoryview(np.ascontiguousarray(words).reshape(-1).view(np.uint8)))
                 continue
@@ -154,7 +154,7 @@ def whole_name(name: str, cut: Cut) -> str:
 
 def _rows(entry: Entry, shape: tuple[int, ...], cut: Cut) -> Iterator[range]:
     """Rows of a tensor that stay, in runs; the first ones of all but routers and experts that are one tensor."""
-    if ".mlp.router." in entry.name or entry.fused or entry.vectors:
+    if ".mlp.router." in entry.name or entry.all_experts:
         yield from (range(expert, expert + 1) for expert in cut.experts)
         return
     step = max(1, BLOCK_BYTES // (8 * math.prod(shape[1:])))

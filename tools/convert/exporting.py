@@ -314,7 +314,7 @@ def target_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarra
     if target.constant is not None:
         yield from_numbers(np.array([[target.constant]], np.float32), target.dtype)
         return
-    if entry.fused or entry.vectors or entry.turned or entry.lead:
+    if entry.all_experts or entry.turned or entry.unsqueezed == 0:
         yield from _turned_words(target, weights)
         return
     step = max(1, BLOCK_BYTES // (target.entry.columns * ITEM_BYTES[target.dtype]))
@@ -326,9 +326,8 @@ def target_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarra
 def _turned_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarray]:
     """Rows of their file that are not our rows, in blocks of one expert, or all at once."""
     entry = target.entry
-    by_expert = entry.fused or entry.vectors
-    rows = entry.unit if by_expert else math.prod(target.shape) // entry.columns
-    count = target.shape[0] if by_expert else 1
+    rows = entry.unit if entry.all_experts else math.prod(target.shape) // entry.columns
+    count = target.shape[0] if entry.all_experts else 1
     for unit in range(count):
         block = np.empty((rows, entry.columns), dtype=WORDS[ITEM_BYTES[target.dtype]])
         first = unit * rows

@@ -55,7 +55,7 @@ def read_block(block: RowBlock, source: HfFolder, names: dict[str, str]) -> np.n
     """A block's words, [rows, columns]. Our rows that they do not have are 0."""
     entry, last = block.entry, block.first + block.rows
     words = np.zeros((block.rows, entry.columns), dtype=WORDS[ITEM_BYTES[block.dtype]])
-    if entry.fused or entry.vectors or entry.turned or entry.lead:
+    if entry.all_experts or entry.turned or entry.unsqueezed == 0:
         _fill_turned(words, block, source, names)
         return words
     at = max(0, bisect.bisect_right(entry.strips, block.first, key=lambda strip: strip.row) - 1)
@@ -88,8 +88,7 @@ def _fill_turned(words: np.ndarray, block: RowBlock, source: HfFolder, names: di
 def _unit_of(entry: Entry, unit: int, source: HfFolder, name: str, dtype: str) -> np.ndarray:
     """One of their tensors, of experts fused one expert's part, with our columns: [rows, columns]."""
     shape = source.places[name].shape
-    by_expert = entry.fused or entry.vectors
-    found = source.rows(name, unit, 1, dtype) if by_expert else source.rows(name, 0, shape[0], dtype)
+    found = source.rows(name, unit, 1, dtype) if entry.all_experts else source.rows(name, 0, shape[0], dtype)
     return found.reshape(entry.columns, -1).T if entry.transposed else found.reshape(-1, entry.columns)
 
 

@@ -71,8 +71,6 @@ class MappedOrigin:
     def _read(self, source: Tensors, name: str, first: int, rows: int, columns: tuple[int, int]) -> np.ndarray:
         """Rows of one of the others: [rows, columns]."""
         tensor, geometry = self.sources[name], self.geometry
-        lead, middle = (0,) * geometry.lead, (0,) * len(geometry.middle)
-        ones = ((1,) * geometry.lead, geometry.middle)
         core = geometry.core(tensor.shape)
         parts = []
         for expert, at, count in _by_expert(core, geometry, first, rows):
@@ -83,10 +81,7 @@ class MappedOrigin:
             elif geometry.transposed:
                 offset, shape = offset[::-1], shape[::-1]
             offset, shape = (*expert, *offset), (*(1 for _ in expert), *shape)
-            rectangle = (
-                (*lead, *offset[:1], *middle, *offset[1:]),
-                (*ones[0], *shape[:1], *ones[1], *shape[1:]),
-            )
+            rectangle = geometry.whole(offset, 0), geometry.whole(shape, 1)
             found = tensor.origin.rows_read(source, rectangle).reshape(shape[len(expert) :])
             parts.append(found.T if geometry.transposed and found.ndim > 1 else found.reshape(count, -1))
         whole = np.ascontiguousarray(np.concatenate(parts) if len(parts) > 1 else parts[0])

@@ -34,14 +34,18 @@ class Geometry:
     """They are columns: [columns, rows], or [experts, columns, rows]."""
     vectors: bool = False
     """Ours is [experts, rows]: each element is a row."""
-    lead: int = 0
-    """Dims of 1 before the others."""
-    middle: tuple[int, ...] = ()
-    """Dims of 1 behind the rows."""
+    unsqueezed: int | None = None
+    """They have one more dim, of 1, at this place."""
 
     def core(self, dims: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a shape or an offset of theirs, the dims that are not always of 1."""
-        return dims[self.lead : self.lead + 1] + dims[self.lead + 1 + len(self.middle) :]
+        """A shape or an offset of theirs without that dim."""
+        place = self.unsqueezed
+        return dims if place is None else dims[:place] + dims[place + 1 :]
+
+    def whole(self, dims: tuple[int, ...], one: int) -> tuple[int, ...]:
+        """Inverse of ``core``. one: 1 of a shape, 0 of an offset."""
+        place = self.unsqueezed
+        return dims if place is None else (*dims[:place], one, *dims[place:])
 
 
 PLAIN = Geometry()

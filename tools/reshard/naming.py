@@ -74,7 +74,7 @@ def _of_torchtitan(naming: Naming, model_type: str, shape: GPTShape) -> Naming |
     return interleaved(titan, shape) if turned else titan
 
 
-_KNOWN_OF_ENTRIES = frozenset("name key shape strips transposed middle padded keeps_dtype vectors fused lead".split())
+_KNOWN_OF_ENTRIES = frozenset("name key shape strips transposed unsqueezed padded keeps_dtype all_experts".split())
 """What a table may say of a weight. Whoever adds to it, has to say here what it means for rows."""
 
 
@@ -86,7 +86,7 @@ def _of_files(model_type: str, shape: GPTShape, found: list[Entry]) -> Naming:
         if unknown := [each.name for each in dataclasses.fields(entry) if each.name not in _KNOWN_OF_ENTRIES]:
             raise NotImplementedError(f"{entry.name}: {unknown[0]}: not known here")
         runs = tuple(RowRun(strip.name, strip.start, strip.row, strip.rows, strip.step) for strip in entry.strips)
-        geometry = Geometry(entry.transposed, entry.vectors, entry.lead, entry.middle)
+        geometry = Geometry(entry.transposed, entry.vectors, entry.unsqueezed)
         weights.append(NamedWeight(entry.key, entry.shape, runs, entry.padded, geometry))
         shapes |= entry.their_shapes()
         padded |= {strip.name for strip in entry.strips if entry.padded}

@@ -29,7 +29,7 @@ RARE = {
     "attn_logit_softcapping softmax_scale rotary_base_local rotary_interleaved rope_attention_factor "
     "rope_short_factor rope_long_factor hf_model_type softmax_type hybrid_layer_pattern mamba_num_heads "
     "mamba_head_dim mamba_num_groups mamba_state_dim moe_aux_loss_coeff attention_chunk_size "
-    "qk_l2_norm attn_scale floor_scale moe_apply_probs_on_input "
+    "qk_l2_norm attn_scale attn_scale_all_blocks floor_scale moe_apply_probs_on_input "
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
     "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
     "make_vocab_size_divisible_by init_method_std q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "

@@ -60,7 +60,7 @@ BLOCK = (
 )
 
 CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}
-"""XIELU.BETA (models/layers/activation.py), and what transformers bounds negative values by."""
+"""XIELU.BETA (models/layers/activation.py), and where transformers clamps."""
 
 TABLES: dict[str, Table] = {
     "apertus": Table(

@@ -15,7 +15,7 @@ from models.hf.families.base import (
     MLP,
 )
 from models.hf.keys import Architecture, Config, Span, Unsupported, pop_number
-from models.hf.row_layouts import lifted
+from models.hf.row_layouts import unsqueezed
 from models.hf.table import Table
 from models.shapes import GPTShape
 
@@ -85,6 +85,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 TABLES: dict[str, Table] = {
     "ernie4_5_moe": Table(
         LLAMA_WHOLE,
-        ATTENTION | MLP | EXPERTS | {"mlp.router.expert_bias": lifted("mlp.moe_statics.e_score_correction_bias")},
+        ATTENTION
+        | MLP
+        | EXPERTS
+        | {"mlp.router.expert_bias": unsqueezed("mlp.moe_statics.e_score_correction_bias", 0)},
     ),
 }

@@ -3,7 +3,7 @@
 from typing import Any
 
 from models.hf.block_parts import layer_windows, read_softcap, rotary_by_window
-from models.hf.config_parts import tied
+from models.hf.config_parts import heads, tied
 from models.hf.families.base import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -97,7 +97,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": Architecture(
         model_class="Gemma3ForCausalLM",
         numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS,
+        # the text_config of the 4B, the 12B and the 27B has what differs from these alone
+        defaults=LLAMA_DEFAULTS
+        | {
+            "vocab_size": 262_208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 131_072,
+        },
         switches={
             "hidden_activation": _TANH,
             "hidden_act": (None, *_TANH),
@@ -105,7 +114,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         implied=_BOTH | {"qk_layernorm": True},
         parts=(
-            WIDE_HEADS,
+            heads((), {"num_key_value_heads": 4, "head_dim": 256}),
             layer_windows(4096, pattern=6, pattern_key="sliding_window_pattern"),
             rotary_by_window(1_000_000.0, local=10_000.0),
             tied(True),

@@ -3,8 +3,8 @@
 from typing import Any
 
 from models.hf.config_parts import tied
-from models.hf.keys import Architecture, Config, Unsupported
-from models.hf.row_layouts import depthwise, same
+from models.hf.keys import HEADS, Architecture, Config, Unsupported, pop_number
+from models.hf.row_layouts import same, unsqueezed
 from models.hf.row_layouts import vocabulary as vocab
 from models.hf.table import Table
 from models.shapes import GPTShape
@@ -21,12 +21,15 @@ MAMBA_WHOLE = {
 # Rows of in_proj and of the convolution lie in the same order here and there.
 MIXER = {
     "mixer.in_proj.layer_norm_weight": same("norm.weight"),
-    "mixer.conv1d.weight": depthwise("mixer.conv1d.weight"),
+    "mixer.conv1d.weight": unsqueezed("mixer.conv1d.weight", 1),
     **{f"mixer.{name}": same(f"mixer.{name}") for name in (
         "in_proj.weight", "conv1d.bias", "dt_bias", "A_log", "D", "norm.weight", "out_proj.weight")},
 }  # fmt: skip
 
-STEPS = {"time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "rescale_prenorm_residual"}
+STEPS = {
+    "time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "time_step_init_scheme", "time_step_scale",
+    "rescale_prenorm_residual",
+}  # fmt: skip
 """How dt_bias begins, and out_proj."""
 NUMERICS = {"chunk_size", "residual_in_fp32"}
 """How it is computed; the model is the same. Triplane adds to the residual stream in the weights' type."""
@@ -54,7 +57,7 @@ def _is_unlimited(limit: object) -> bool:
 def read_mamba2(left: Config, fields: dict[str, Any]) -> None:
     """One mixer a layer, and nothing else; ``expand`` says again how many channels the heads make."""
     layers, heads, width = fields["num_layers"], fields["mamba_num_heads"], fields["mamba_head_dim"]
-    if heads * width != left.pop("expand", 2) * fields["hidden_size"]:
+    if heads * width != pop_number(left, "expand", 2, HEADS) * fields["hidden_size"]:
         raise Unsupported("num_heads", heads, f"expand x hidden_size / head_dim {width}")
     fields |= {"hybrid_layer_pattern": "M" * layers, "ffn_hidden_size": 4 * fields["hidden_size"]}
     fields |= {"num_attention_heads": heads, "num_query_groups": heads, "kv_channels": width}
@@ -84,7 +87,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             "layer_norm_epsilon": 1e-5, "initializer_range": 0.1, "state_size": 128, "num_heads": 128, "head_dim": 64,
             "n_groups": 8, "hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 32768,
         },
-        switches={"conv_kernel": (4,), "use_bias": (False,), "use_conv_bias": (True,), "hidden_act": ("silu",)},
+        switches={"conv_kernel": (4,), "use_bias": (False,), "use_conv_bias": (True,), "hidden_act": ("silu",)}
+        | dict.fromkeys(("norm_before_gate", "rms_norm"), (None, True)),  # published, and not read by transformers
         implied={
             "normalization": "RMSNorm",
             "activation": "swiglu",

@@ -17,7 +17,7 @@ from models.hf.families.base import (
     WIDE_HEADS,
 )
 from models.hf.keys import Architecture, Config, Unsupported, pop_number, take_list
-from models.hf.row_layouts import delta_projections, depthwise, gated_by_group, same
+from models.hf.row_layouts import delta_projections, gated_by_group, same, unsqueezed
 from models.hf.table import Table
 from models.shapes import GPTShape
 
@@ -31,7 +31,7 @@ DELTA_NET = {
     "self_attention.in_proj.weight": delta_projections(
         "linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"
     ),
-    "self_attention.conv1d.weight": depthwise("linear_attn.conv1d.weight"),
+    "self_attention.conv1d.weight": unsqueezed("linear_attn.conv1d.weight", 1),
     "self_attention.dt_bias": same("linear_attn.dt_bias"),
     "self_attention.A_log": same("linear_attn.A_log"),
     "self_attention.out_norm.weight": same("linear_attn.norm.weight"),

@@ -95,7 +95,9 @@ def test_kimi_k2_is_a_deepseek_v3() -> None:
     assert write_config(shape)[1] == config
 
 
-GPT_OSS, MINIMAX, LLAMA4, QWEN35 = (TINY[f"{name}_tiny"] for name in ("gpt_oss", "minimax_m2", "llama4", "qwen35_moe"))
+GPT_OSS, MINIMAX, LLAMA4, QWEN35, MINISTRAL3 = (
+    TINY[f"{name}_tiny"] for name in ("gpt_oss", "minimax_m2", "llama4", "qwen35_moe", "ministral3")
+)
 
 EXPERTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "experts in MXFP4": (GPT_OSS, {"quantization_config": {"quant_method": "mxfp4"}}, "Dequantise it first: python -c"),
@@ -116,6 +118,16 @@ EXPERTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "attention without gates": (QWEN35, {"attn_output_gate": False}, "attn_output_gate = False: expected True"),
     "a longer convolution": (TINY["qwen35_tiny"], {"linear_conv_kernel_dim": 5}, "linear_conv_kernel_dim = 5"),
     "experts in a dense model": (TINY["qwen35_tiny"], {"num_experts": 8}, "num_experts = 8: unknown"),
+    "queries that do not grow by a number": (
+        MINISTRAL3, {"rope_parameters": YARN}, "rope_parameters.llama_4_scaling_beta = None: expected a number from 0"
+    ),
+    "queries that grow in two ways": (
+        MINISTRAL3, {"rope_scaling": YARN | {"llama_4_scaling_beta": 0.2}}, "0.2: expected 0.1, which rope_parameters"
+    ),
+    "queries that grow without YaRN": (
+        MINISTRAL3, {"rope_parameters": {"rope_theta": 1e6, "llama_4_scaling_beta": 0.1}}, "= 'none': expected 'yarn'"
+    ),
+    "parameters of RoPE that are text": (MINISTRAL3, {"rope_parameters": "yarn"}, "expected parameters by name"),
     "chunks where there is no RoPE": (LLAMA4, {"layer_types": ["chunked_attention"] * 4}, "layer_types = ['chunked"),
 }  # fmt: skip
 

@@ -109,7 +109,7 @@ def test_a_shape_that_no_model_type_has_is_refused_by_the_nearest() -> None:
     "model_type, words",
     [
         ("gemma3", '"model_type": "gemma3_text"'),
-        ("ministral3", "queries grow with their position in every block"),
+        ("mistral3", "The nearest that is: mistral or ministral3"),
         ("bloom", "ALiBi adds a bias to every score"),
         ("t5", "Triplane trains decoders only"),
         ("qwen3_vl_text", "The nearest that is: qwen3"),
@@ -121,6 +121,25 @@ def test_a_shape_that_no_model_type_has_is_refused_by_the_nearest() -> None:
 def test_an_unknown_model_type_is_answered_by_name(model_type: object, words: str) -> None:
     with pytest.raises(UserError) as error:
         read_shape({"model_type": model_type})
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (
+            {"model_type": "ministral3"},
+            'Its text model is: take text_config out of config.json, with "model_type": "mini',
+        ),
+        ({"model_type": "llama"}, '"model_type": "llama"'),
+        ({"model_type": "qwen2_vl_text"}, "The nearest that is: mistral or ministral3"),
+        ({"model_type": ["llama"]}, "The nearest that is: mistral or ministral3"),
+        ("llama", "The nearest that is: mistral or ministral3"),
+    ],
+)
+def test_the_text_model_of_one_of_text_and_images_is_named(text: object, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_shape({"model_type": "mistral3", "text_config": text})
     assert words in str(error.value)
 
 

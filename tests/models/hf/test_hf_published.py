@@ -10,7 +10,9 @@ import pytest
 
 from models.families import SHAPES
 from models.hf.shapes import TRAINING_ONLY, _meaning, read_shape
+from models.parameters import num_parameters
 from models.shapes import GPTShape
+from parallel.errors import UserError
 
 
 def of(model_type: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
@@ -91,6 +93,46 @@ CONFIGS: dict[str, dict[str, Any]] = {
         norm_type="layer_norm", residual_dropout=0.1, rope_theta=1000000, scale_attention_softmax_in_fp32=True,
         scale_attn_weights=True, sliding_window=4096, use_bias=True,
     ),
+    "starcoder2_3b": of(
+        "starcoder2", (3072, 12288, 30, 24, 2, 49152, 16384), attention_dropout=0.1, embedding_dropout=0.1,
+        hidden_act="gelu_pytorch_tanh", initializer_range=0.018042, mlp_type="default", norm_epsilon=1e-5,
+        norm_type="layer_norm", residual_dropout=0.1, rope_theta=999999.4420358813, sliding_window=4096, use_bias=True,
+    ),
+    "phi4_mini": of(
+        "phi3", (3072, 8192, 32, 24, 8, 200064, 131072), **SILU, attention_bias=False, embd_pdrop=0.0, full_attn_mod=1,
+        interpolate_factor=1, lm_head_bias=False, mlp_bias=False, original_max_position_embeddings=4096,
+        partial_rotary_factor=0.75, resid_pdrop=0.0, rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=None,
+        rope_scaling={"long_factor": [*SHAPES["phi4_mini"].rope_long_factor], "short_factor": [1.0] * 48,
+                      "type": "longrope"},
+        tie_word_embeddings=True,
+    ),
+    "ministral3_8b": of(
+        "ministral3", (4096, 14336, 34, 32, 8, 131072, 262144), **SILU, attention_dropout=0.0, head_dim=128,
+        rms_norm_eps=1e-5, sliding_window=None,
+        rope_parameters={
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+            "max_position_embeddings": 262144, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16384, "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn",
+        },
+    ),
+    "mamba_codestral_7b": {
+        "model_type": "mamba2", "chunk_size": 256, "conv_kernel": 4, "expand": 2, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 4096, "initializer_range": 0.1, "layer_norm_epsilon": 1e-5, "n_groups": 8,
+        "norm_before_gate": True, "num_heads": 128, "num_hidden_layers": 64, "rescale_prenorm_residual": False,
+        "residual_in_fp32": True, "rms_norm": True, "state_size": 128, "tie_word_embeddings": False,
+        "time_step_floor": 1e-4, "time_step_init_scheme": "random", "time_step_limit": [0.0, float("inf")],
+        "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256, "time_step_scale": 1.0, "use_bias": False,
+        "use_conv_bias": True, "vocab_size": 32768,
+    },
+    "gemma3_4b": {  # its text_config
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+    "gemma3_27b": {
+        "model_type": "gemma3_text", "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+        "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16, "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
     "apertus_8b": of(
         "apertus", (4096, 21504, 32, 32, 8, 131072, 65536), attention_bias=False, hidden_act="xielu", mlp_bias=False,
         post_norm=False, qk_norm=True, rms_norm_eps=1e-5, rope_scaling=LLAMA3, rope_theta=12000000,
@@ -126,14 +168,35 @@ def test_a_published_configuration_means_the_published_shape(name: str) -> None:
     assert found.hf_model_type == CONFIGS[name]["model_type"]
 
 
-def test_phi4_mini_has_a_factor_for_each_pair_of_turned_channels() -> None:
-    config = of(
-        "phi3", (3072, 8192, 32, 24, 8, 200064, 131072), **SILU, attention_bias=False, embd_pdrop=0.0, full_attn_mod=1,
-        interpolate_factor=1, lm_head_bias=False, mlp_bias=False, original_max_position_embeddings=4096,
-        partial_rotary_factor=0.75, resid_pdrop=0.0, rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=262144,
-        rope_scaling={"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
-        tie_word_embeddings=True,
-    )  # fmt: skip
-    _, shape = read_shape(config)
-    assert (shape.rotary_dim, shape.rope_scaling, shape.rope_scaling_factor) == (96, "longrope", 32.0)
-    assert read_shape(config | {"sliding_window": None})[1].window_size == (-1, 0)
+SMOLLM2 = of(
+    "llama", (576, 1536, 30, 9, 3, 49152, 8192), **SILU, attention_bias=False, attention_dropout=0.0,
+    is_llama_config=True, mlp_bias=False, pretraining_tp=1, rms_norm_eps=1e-5, rope_interleaved=False,
+    rope_scaling=None, rope_theta=100000, tie_word_embeddings=True,
+)  # fmt: skip
+OLD = {"temperature": 1.0, "top_k": 50, "_attn_implementation": "sdpa", "use_return_dict": True, "torchscript": False}
+
+
+@pytest.mark.parametrize("more", [{}, OLD, {"layer_types": [FULL] * 30}, {"use_sliding_window": False}], ids=str)
+def test_keys_without_effect_are_read_over(more: dict[str, Any]) -> None:
+    """Of SmolLM2-135M, and what other files hold."""
+    assert num_parameters(read_shape(SMOLLM2 | more)[1]) == 134_515_008
+
+
+@pytest.mark.parametrize(
+    "more", [{"layer_types": [FULL, SLIDING] * 15}, {"use_sliding_window": True}, {"rope_interleaved": True}], ids=str
+)
+def test_and_refused_where_they_would_have_one(more: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="unknown"):
+        read_shape(SMOLLM2 | more)
+
+
+def test_a_window_beyond_the_context_is_one() -> None:
+    shape = read_shape(CONFIGS["phi4_mini"] | {"sliding_window": 262144})[1]
+    assert (shape.window_size, shape.rotary_dim) == ((262143, 0), 96)
+
+
+def test_ministral_3_without_rope_parameters_is_the_8b() -> None:
+    config = {key: value for key, value in CONFIGS["ministral3_8b"].items() if key != "rope_parameters"}
+    assert read_shape(config) == read_shape(CONFIGS["ministral3_8b"])
+    old = CONFIGS["ministral3_8b"]["rope_parameters"]
+    assert read_shape(config | {"rope_scaling": old}) == read_shape(CONFIGS["ministral3_8b"])

@@ -196,14 +196,16 @@ def test_all_stages_by_one_process() -> None:
         ("llama32_1b", dataclasses.replace(BIG, precision="fp32", recompute="full"), 1024),
         ("llama32_1b", dataclasses.replace(BIG, recompute="full"), 1024),
         ("qwen3_8b", BIG, 2048),
+        ("minitron_4b", BIG, 2048),
+        ("apertus_8b", BIG, 2048),
         ("gpt2", dataclasses.replace(BIG, tp=1), 1024),
         ("gpt2", dataclasses.replace(BIG, precision="fp32"), 1024),
         ("deepseek_v2_lite", Candidate(tp=2, pp=3, ep=16, dp=16, microbatches=3), 2048),
         ("deepseek_v2_lite", Candidate(pp=3, ep=16, dp=16, microbatches=3, precision="fp32"), 512),
     ],
     ids=[
-        "experts", "one-expert-a-rank", "lookup-fp32", "lookup", "norms-of-queries", "dropout", "dropout-fp32",
-        "latent", "latent-fp32",
+        "experts", "one-expert-a-rank", "lookup-fp32", "lookup", "norms-of-queries", "norms-around-1",
+        "learned-activation", "dropout", "dropout-fp32", "latent", "latent-fp32",
     ],
 )  # fmt: skip
 def test_formulas_know_what_kinds_of_models_keep(tmp_path: Path, model: str, layout: Candidate, seq: int) -> None:

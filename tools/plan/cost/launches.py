@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models.symbols import ATTENTIONS, MIXERS, MLPS
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.kinds import share_of
 from training.memory.cases import FORMATS, Column
@@ -134,7 +135,7 @@ def _whole_blocks(columns: PricedColumns, *, mixer: float) -> Column | float:
     if not columns.kinds:
         return 1.0
     layers = columns.model.layers
-    return 0.5 * share_of(columns.kinds, "*+-E", layers) + mixer * share_of(columns.kinds, "MG", layers)
+    return 0.5 * share_of(columns.kinds, ATTENTIONS + MLPS, layers) + mixer * share_of(columns.kinds, MIXERS, layers)
 
 
 def _pick(which: NDArray[np.intp], values: list[int]) -> Column:

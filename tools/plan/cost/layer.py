@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.symbols import ATTENTIONS, MIXERS
 from tools.plan.cost.cases import GENERATIONS, PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.experts import activation_s, dispatch_s, host_s, routed_products, routed_traffic, slow_gradients_s
@@ -14,7 +15,6 @@ from tools.plan.cost.products import gap_s, product_s, tuned
 from training.memory.activations import element_bytes
 from training.memory.cases import Column, tokens
 
-ATTENTIONS, MIXERS = "*+", "MG"
 BACKWARD_TRAFFIC = 1.6
 """Bytes of norms and activations backward against forward: their inputs are read again beside the gradients."""
 NARROW_HEADS = 0.75

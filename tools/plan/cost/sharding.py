@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from models.symbols import ATTENTIONS, MIXERS
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.kinds import share_of
@@ -60,8 +61,8 @@ def rank_parameters(columns: PricedColumns) -> RankParameters:
 
 def _of_kinds(columns: PricedColumns, attention: Column, mlp: Column) -> Column:
     """Attention, mixers and MLPs of a hybrid's mean block."""
-    parts = {"*+": attention, "-": mlp}
-    parts |= {symbol: columns.model.hidden * sum(widths(columns, symbol)) / columns.layout.tp for symbol in "MG"}
+    parts = {ATTENTIONS: attention, "-": mlp}
+    parts |= {symbol: columns.model.hidden * sum(widths(columns, symbol)) / columns.layout.tp for symbol in MIXERS}
     found = [share_of(columns.kinds, symbols, columns.model.layers) * size for symbols, size in parts.items()]
     return np.asarray(sum(found))
 

@@ -99,10 +99,10 @@ class Length:
     save_interval: int
 
 
-DATA = """[data]
-# paths = ["shards/web*"]          # token files (.bin and .idx), JSON lines or parquet; see docs/data.md
-# tokenizer = "tokenizer.json"     # whose ids the token files hold: a file or a folder of Hugging Face's
-"""
+PATHS = '# paths = ["shards/web*"]          # token files (.bin and .idx), JSON lines or parquet; see docs/data.md\n'
+TOKENIZER = (
+    '# tokenizer = "tokenizer.json"     # whose ids the token files hold: a file or a folder of Hugging Face\'s\n'
+)
 
 
 def write(
@@ -138,12 +138,15 @@ def write(
 
 
 def _short(config: RunConfig) -> str:
-    """What is not at its default; where there is no data, two comments in its place."""
+    """What is not at its default; of data that there is not, comments in its place."""
     text = dump_changed(config)
-    if "\n[data]\n" in text:
-        return text
+    comments = "" if config.data.paths or config.data.stream else PATHS
+    comments += TOKENIZER if config.data.tokenizer == RunConfig().data.tokenizer else ""
+    before, header, after = text.partition("\n[data]\n")
+    if header or not comments:
+        return f"{before}{header}{comments}{after}"
     before, optimizer, after = text.partition("[optimizer]\n" if "[optimizer]\n" in text else "[train]\n")
-    return f"{before}{DATA}\n{optimizer}{after}"
+    return f"{before}[data]\n{comments}\n{optimizer}{after}"
 
 
 def lasting(config: RunConfig, length: Length | None) -> RunConfig:

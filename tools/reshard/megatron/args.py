@@ -97,13 +97,15 @@ def problems(shape: GPTShape) -> list[str]:
     found = [f"model.{name} = {getattr(shape, name)!r}" for name in names]
     if shape.num_moe_experts and shape.moe_router_enable_expert_bias and shape.moe_router_score_function == "softmax":
         found.append("model.moe_router_enable_expert_bias with softmax scores")
+    if not float(shape.rotary_base).is_integer():
+        found.append(f"model.rotary_base = {shape.rotary_base!r}, no whole number")
     if shape.qk_l2_norm and any(shape.no_rope_blocks):
         found.append("model.qk_l2_norm in blocks with RoPE only")
     return found
 
 
 def _model(shape: GPTShape) -> dict[str, Any]:
-    found: dict[str, Any] = {name: getattr(shape, name) for name in _SHAPE}
+    found: dict[str, Any] = {name: getattr(shape, name) for name in _SHAPE} | {"rotary_base": int(shape.rotary_base)}
     usual = {field.name: field.default for field in dataclasses.fields(GPTShape)}
     found |= {name: value for name in _WHERE_SET if (value := getattr(shape, name)) != usual[name]}
     found |= {

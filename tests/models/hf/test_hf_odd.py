@@ -1,0 +1,34 @@
+"""Keys left out, null, or of another kind: each is read, or refused by one message; none ends in a traceback."""
+
+from typing import Any
+
+import pytest
+
+from models.families import TINY
+from models.hf.shapes import read_shape, write_config
+from parallel.errors import UserError
+
+ABSENT = object()
+FEW: tuple[Any, ...] = (ABSENT, None, True, "x", [1], {})
+MANY: tuple[Any, ...] = (
+    False, 0, -1, 0.5, 1 << 63, [], ["full_attention"] * 4, {"rope_type": None}, {"rope_theta": [1]},
+    {"full_attention": {}, "sliding_attention": None}, float("inf"), float("nan"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("values", [FEW, pytest.param(MANY, marks=pytest.mark.campaign)], ids=["few", "many"])
+@pytest.mark.parametrize("name", TINY)
+def test_any_value_of_any_key_is_read_or_refused(name: str, values: tuple[Any, ...]) -> None:
+    """What is read is written again."""
+    config = write_config(TINY[name])[1]
+    for key in config.keys() - {"model_type"}:
+        for value in values:
+            changed = {**config, key: value}
+            if value is ABSENT:
+                del changed[key]
+            try:
+                _, shape = read_shape(changed)
+            except UserError as error:
+                assert str(error).startswith("config.json ("), (key, value)
+                continue
+            write_config(shape)
