@@ -56,6 +56,10 @@ class NodeHardware:
     launch_us: float = 13.5
     """That the host takes to launch a kernel from PyTorch's modules: by default what a forward pass of torch.nn.Linear
     took on a DGX H100's Xeon 8480C (NVIDIA/TransformerEngine issue #2053)."""
+    host_link_gb_per_s: float = 55.0
+    """Of one GPU to the host's memory, in one direction: by default PCIe 5.0 x16, of 63 GB/s what copies reach."""
+    host_memory_gb_per_s: float = 614.0
+    """Of all GPUs' host memory together: by default two Xeons with 8 channels of DDR5-4800 each (a DGX H100's)."""
     collective_launch_us: float = 89.0
     """The same of a collective: by default what torch.distributed's all-reduce took on the host (pytorch/pytorch issue
     #138773, where gathers and scatters took 131 and 122)."""

@@ -34,6 +34,7 @@ from tools.plan.search.request import AXES, SWITCHES, PlanRequest
 from tools.plan.search.selection import fitting
 from tools.plan.search.switches import switched
 from training.config.divisibility import sequence_problems
+from training.config.optimizer_config import OptimizerConfig
 from training.config.recipe import load
 from training.config.run_config import RunConfig
 
@@ -182,6 +183,8 @@ def asked(flags: RequestFlags, base: RunConfig | None) -> PlanRequest:
         global_batch_size=batch,
         fixed={name: getattr(flags, name) for name in AXES if getattr(flags, name) is not None},
         grad_reduce_in_fp32=base is None or base.precision.grad_reduce_in_fp32,
+        optimizer=OptimizerConfig() if base is None else base.optimizer,
+        cross_entropy_chunk_tokens=None if base is None else base.train.cross_entropy_chunk_tokens,
     )
     _check(question)
     return question

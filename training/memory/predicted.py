@@ -163,7 +163,7 @@ def program(config: RunConfig, modules: Modules) -> Software:
         main_gradient_bytes=4 if wide else 2,
         fp8_weights=config.precision.fp8_param_gather,
         loss_chunk_tokens=config.train.cross_entropy_chunk_tokens or math.inf,
-        **_state_bytes(config.optimizer),
+        **kept_state(config.optimizer),
     )
     return sharded(own, ZERO[config.parallel.sharding])
 
@@ -171,11 +171,12 @@ def program(config: RunConfig, modules: Modules) -> Software:
 STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
-def _state_bytes(optimizer: OptimizerConfig) -> dict[str, Any]:
+def kept_state(optimizer: OptimizerConfig) -> dict[str, Any]:
     """Fields of Software; of a share that is offloaded, as if every parameter were cut there."""
     if optimizer.optimizer_cpu_offload:
-        here = 1 - optimizer.optimizer_offload_fraction
-        return {"main_param_bytes": 4 * here, "moment_bytes": 8 * here, "keeps_fp32_gradients": False}
+        away = optimizer.optimizer_offload_fraction
+        here = {"main_param_bytes": 4 * (1 - away), "moment_bytes": 8 * (1 - away)}
+        return here | {"keeps_fp32_gradients": False, "host_state": away}
     if optimizer.use_precision_aware_optimizer:
         moments = STATE_BYTES[optimizer.exp_avg_dtype] + STATE_BYTES[optimizer.exp_avg_sq_dtype]
         return {"main_param_bytes": 2, "moment_bytes": moments, "keeps_fp32_gradients": False}

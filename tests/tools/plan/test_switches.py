@@ -10,9 +10,10 @@ from tests.tools.plan.test_layouts import question
 from tools.plan.__main__ import main
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import PricedLayout, holdable, price
+from tools.plan.search.recipe import configuration
 from tools.plan.search.rejections import constraint
 from tools.plan.search.request import PlanRequest
-from tools.plan.search.switches import switched
+from tools.plan.search.switches import in_pieces, kept_on_the_host, switched
 from training.config.recipe import load
 from training.memory.layouts import Candidate
 
@@ -90,7 +91,8 @@ def test_why_says_what_each_switch_is_worth(capsys: pytest.CaptureFixture[str]) 
     rows = {line.strip().partition("  ")[0]: line for line in text.splitlines()}
     assert set(rows) == {
         "without sequence parallelism", "without overlap of reductions and gathers", "ZeRO-0", "ZeRO-2", "ZeRO-3",
-        "recompute full", "fp8",
+        "recompute full", "fp8", "fp32 weights as 16 bits more", "fp32 weights as 16 bits more, moments in bf16",
+        "the optimizer on the host", "logits of 1,024 tokens at a time",
     }  # fmt: skip
     assert not any("refused" in row for row in rows.values())
     shares = [float(line.partition("%")[0].split()[-1]) for line in text.splitlines()]
@@ -178,3 +180,35 @@ def test_a_switch_is_priced_as_if_it_had_been_asked_for() -> None:
     found = {words: plan for words, plan, _ in switched(asked, plan_of(asked, layout))}
     off = dataclasses.replace(layout, sequence_parallel=False)
     assert found["without sequence parallelism"] == plan_of(asked, off)
+
+
+def test_what_holds_less_beside_the_layout_is_priced() -> None:
+    """State on the host moves over PCIe twice; a Grace is nearer than a Xeon."""
+    asked = question("llama3_8b", gpus=8, batch=64, seq=8192)
+    layout = Candidate(tp=2, dp=4, microbatches=16)
+    plan = plan_of(asked, layout)
+    found = {words: (other, accepted) for words, other, accepted in switched(asked, plan)}
+    host, accepted = found["the optimizer on the host"]
+    assert accepted and host.held_bytes["optimizer"] == 0 and plan.held_bytes["optimizer"] > 0
+    moved = 8 * plan.held_bytes["optimizer"] / 12 / (asked.cluster.node.host_link_gb_per_s * 1e9)
+    assert moved < host.step_s - plan.step_s < 4 * moved
+    small, accepted = found["fp32 weights as 16 bits more, moments in bf16"]
+    assert accepted and small.held_bytes["optimizer"] == pytest.approx(plan.held_bytes["optimizer"] / 2)
+    pieces, accepted = found["logits of 1,024 tokens at a time"]
+    assert accepted and pieces.held_bytes["activations"] < plan.held_bytes["activations"]
+    grace = question("llama3_8b", "gb200", gpus=8, batch=64, seq=8192)
+    there = {words: other for words, other, _ in switched(grace, plan_of(grace, layout))}
+    assert there["the optimizer on the host"].spent_s["optimizer"] < host.spent_s["optimizer"] / 2
+    sharded = Candidate(tp=2, dp=4, microbatches=16, zero=3)
+    assert not {words for words, *_ in switched(asked, plan_of(asked, sharded))} & {"the optimizer on the host"}
+
+
+def test_a_recipe_that_keeps_its_state_on_the_host_is_planned_so() -> None:
+    asked = question("llama3_8b", gpus=8, batch=64, seq=8192)
+    layout = Candidate(tp=2, dp=4, microbatches=16)
+    written = configuration(kept_on_the_host(in_pieces(asked)), layout)
+    assert written.optimizer.optimizer_cpu_offload and written.train.cross_entropy_chunk_tokens == 1024
+    assert plan_of(kept_on_the_host(asked), layout).held_bytes["optimizer"] == 0
+    assert not configuration(
+        kept_on_the_host(asked), dataclasses.replace(layout, zero=3)
+    ).optimizer.optimizer_cpu_offload

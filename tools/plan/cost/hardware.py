@@ -65,6 +65,10 @@ class Hardware:
     """A GPU's share of its node's adapters."""
     nic_latency_s: float
     gpus_per_node: int
+    host_link_bytes_per_s: float
+    """Of one GPU, to the host's memory."""
+    host_memory_bytes_per_s: float
+    """A GPU's share of the host's memory bandwidth."""
     launch_s: float
     """Of the host, to launch a kernel; none where it computes itself."""
     collective_launch_s: float
@@ -108,6 +112,8 @@ def machine(cluster: Cluster, precision: str) -> Hardware:
         nic_bytes_per_s=fabric.nics_per_node * fabric.nic_gb_per_s * 1e9 / node.gpus_per_node,
         nic_latency_s=fabric.latency_us * 1e-6,
         gpus_per_node=node.gpus_per_node,
+        host_link_bytes_per_s=node.host_link_gb_per_s * 1e9,
+        host_memory_bytes_per_s=node.host_memory_gb_per_s * 1e9 / node.gpus_per_node,
         launch_s=0.0 if on_cpu(cluster) else node.launch_us * 1e-6,
         collective_launch_s=0.0 if on_cpu(cluster) else node.collective_launch_us * 1e-6,
     )

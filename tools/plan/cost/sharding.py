@@ -185,10 +185,18 @@ def accumulate_s(columns: PricedColumns) -> Column:
 
 
 def optimizer_s(columns: PricedColumns, constants: Constants) -> Column:
-    """The update of this rank's shard, and the passes over all its gradients (norm, scaling, zeroing)."""
+    """The update of this rank's shard, and the passes over all its gradients (norm, scaling, zeroing). What is updated
+    on the host is priced by the datasheets' bandwidths, as if its cores kept up with its memory; no run was measured.
+    """
     parameters = rank_parameters(columns)
     dense, experts = (np.where(columns.layout.zero >= 1, own.shards, 1) for own in _sharing(columns))
     updated = parameters.dense / dense + parameters.expert / experts
     held = np.where(columns.layout.zero >= 2, updated, parameters.dense + parameters.expert)
-    moved = UPDATE_BYTES * updated + 8 * held
-    return constants.optimizer * moved / columns.machine.memory_bytes_per_s
+    software, machine = columns.software, columns.machine
+    away = software.host_state * updated
+    fewer = 2 * (12 - software.main_param_bytes - software.moment_bytes) * (software.host_state == 0)
+    moved = (UPDATE_BYTES - fewer) * (updated - away) + 8 * held
+    here = moved / machine.memory_bytes_per_s
+    # Gradients down, then the update, then fp32 weights up: none waits for less than all of the one before.
+    host = 8 * away / machine.host_link_bytes_per_s + UPDATE_BYTES * away / machine.host_memory_bytes_per_s
+    return np.asarray(constants.optimizer * here + host)

@@ -22,6 +22,9 @@ TRIED = (
 STATE_BYTES = 16
 """Of weights, gradients and optimizer, a parameter, at the least: fp32's, and those of shards; others have 18."""
 
+HOST_BYTES = 12
+"""Of these, what the host can hold (optimizer.optimizer_cpu_offload)."""
+
 
 def gpu_counts(cluster: Cluster) -> Iterator[int]:
     """``TRIED``, up to ``LARGEST``."""
@@ -36,7 +39,8 @@ def gpu_counts(cluster: Cluster) -> Iterator[int]:
 def fewest(question: PlanRequest) -> int | None:
     """GPUs on which some layout fits; none of fewer GPUs does."""
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
-    least = STATE_BYTES * num_parameters(question.shape) / room
+    bytes_each = STATE_BYTES - HOST_BYTES * question.optimizer.optimizer_cpu_offload
+    least = bytes_each * num_parameters(question.shape) / room
     counts = (count for count in gpu_counts(question.cluster) if count >= least)
     return next((count for count in counts if fits(dataclasses.replace(question, num_gpus=count))), None)
 

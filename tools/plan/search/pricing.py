@@ -1,5 +1,6 @@
 """Candidates into priced plans: seconds, bytes, and what follows from them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -18,6 +19,7 @@ from tools.plan.search.request import PlanRequest
 from training.memory.cases import Column
 from training.memory.layouts import Candidate, Zero
 from training.memory.peak import ATTENTION_AND_MLP, SAFE_SHARE, PeakBytes, memory
+from training.memory.predicted import kept_state
 from training.memory.software import OURS, Software, sharded
 from training.memory.states import BlockStack, HeldParameters, states
 
@@ -103,18 +105,7 @@ def planned_cases(question: PlanRequest, layouts: Sequence[Candidate]) -> list[P
     """On the question's cluster, under pretrain_gpt.py as the question's recipe has it."""
     model = sizes(question.shape, question.seq_length)
     machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
-    programs = {  # fp32 weights have fp32 gradients, whatever the recipe says of others
-        (name, zero): sharded(
-            program(
-                question.cluster,
-                grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32",
-                cuda_graphs=question.cuda_graphs,
-            ),
-            zero,
-        )
-        for name in machines
-        for zero in range(4)
-    }
+    programs = {(name, zero): asked_program(question, name, zero) for name in machines for zero in ZEROS}
     return [
         PricedCase(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision, own.zero])
         for own in layouts
@@ -134,14 +125,14 @@ def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candid
     whole = BlockStack(question.shape).held(Candidate(), 0)
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
     fits: dict[tuple[object, ...], bool] = {}
-    own = program(question.cluster, grad_reduce_in_fp32=question.grad_reduce_in_fp32)
+    own = {zero: asked_program(question, "bf16", zero) for zero in ZEROS}
 
     def fit(layout: Candidate, zero: Zero) -> bool:
         key = HOLDS(layout), zero
         if key not in fits:
             ranks = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
             share = HeldParameters(whole.dense // ranks[0], whole.expert // ranks[1])
-            fits[key] = 0.9 * states(share, replace(layout, zero=zero), sharded(own, zero)).total <= room
+            fits[key] = 0.9 * states(share, replace(layout, zero=zero), own[zero]).total <= room
         return fits[key]
 
     found, leaner = [], []
@@ -160,6 +151,7 @@ def _memory(question: PlanRequest, cases: Sequence[PricedCase]) -> PeakBytes:
     return found
 
 
+ZEROS: tuple[Zero, ...] = (0, 1, 2, 3)
 LIBRARIES_OF = 2026.6
 """Year of the kernels that a run is predicted with: those of the newest published runs, of August 2026."""
 
@@ -173,6 +165,19 @@ def program(cluster: Cluster, *, grad_reduce_in_fp32: bool = True, cuda_graphs: 
     if on_cpu(cluster):
         return replace(own, transformer_engine=False, fused=False)
     return replace(own, card_age=card_age(cluster.gpu.name, LIBRARIES_OF), graphed=cuda_graphs)
+
+
+def asked_program(question: PlanRequest, precision: str, zero: Zero) -> Software:
+    """``program`` as the question's recipe has it. fp32 weights have fp32 gradients, whatever it says of others; the
+    optimizer's state is kept otherwise with ZeRO-1 alone."""
+    own = program(
+        question.cluster,
+        grad_reduce_in_fp32=question.grad_reduce_in_fp32 or precision == "fp32",
+        cuda_graphs=question.cuda_graphs,
+    )
+    kept = kept_state(question.optimizer) if zero == 1 else {}
+    pieces = question.cross_entropy_chunk_tokens or math.inf
+    return sharded(replace(own, loss_chunk_tokens=pieces, **kept), zero)
 
 
 def constants(cluster: Cluster) -> Constants:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
@@ -11,6 +11,7 @@ from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
 from training.config.divisibility import context_problems
 from training.config.incompatible import exchange_problems
+from training.config.optimizer_config import STATE_FIELDS
 from training.config.recipe import dump, dump_changed
 from training.config.run_config import RecomputeModule, RunConfig, TrainConfig
 from training.memory.layouts import Candidate
@@ -36,8 +37,14 @@ def configuration(question: PlanRequest, layout: Candidate, base: RunConfig | No
         kernels=kernels,
         parallel=_parallel(base, layout, question.shape),
         precision=_precision(base.precision, layout.precision),
+        optimizer=dataclasses.replace(base.optimizer, **_kept_state(question)) if layout.zero == 1 else base.optimizer,
         train=_train(base.train, question, layout),
     )
+
+
+def _kept_state(question: PlanRequest) -> dict[str, Any]:
+    names = ("optimizer_cpu_offload", "optimizer_offload_fraction", "use_precision_aware_optimizer", *STATE_FIELDS)
+    return {name: getattr(question.optimizer, name) for name in names}
 
 
 def _parallel(base: RunConfig, layout: Candidate, shape: GPTShape) -> ParallelConfig:
@@ -77,6 +84,7 @@ def _train(base: TrainConfig, question: PlanRequest, layout: Candidate) -> Train
         base,
         global_batch_size=question.global_batch_size,
         micro_batch_size=layout.mbs,
+        cross_entropy_chunk_tokens=question.cross_entropy_chunk_tokens,
         recompute_granularity=None if none else "full" if full else "selective",
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,

@@ -8,6 +8,7 @@ from models.config import ModelConfig
 from models.resolve import resolve
 from models.shapes import GPTShape
 from tools.clusters import Cluster
+from training.config.optimizer_config import OptimizerConfig
 from training.memory.layouts import Candidate
 
 SWITCHES = ("sequence_parallel", "overlap")
@@ -28,6 +29,10 @@ class PlanRequest:
     fixed: dict[str, int | str] = field(default_factory=dict)
     grad_reduce_in_fp32: bool = True
     """Of the recipe that the question came from (precision.grad_reduce_in_fp32)."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Of that recipe: where and in how many bits its state is kept."""
+    cross_entropy_chunk_tokens: int | None = None
+    """Of that recipe, too."""
     cuda_graphs: bool = False
     """Blocks run as CUDA graphs: the host launches no kernel of theirs on its own."""
 

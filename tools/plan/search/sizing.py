@@ -14,10 +14,16 @@ from tools.plan.search.gpu_counts import LARGEST, TRIED, fewest
 from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.selection import best
+from tools.plan.search.switches import in_pieces, kept_on_the_host
 from training.config.run_config import RunConfig
+from training.memory.oom_candidates import LOSS_CHUNK_TOKENS
 
 UNKNOWN_PRICE = "not known"
 """How the source of a price begins that has not been filled in (tools/plan/calibrate/cluster_file.py)."""
+SAVING = (
+    "the fewest GPUs with the optimizer's state on the host and logits in pieces (explain prices both): "
+    f"--optimizer.optimizer_cpu_offload True --train.cross_entropy_chunk_tokens {LOSS_CHUNK_TOKENS}"
+)
 NEAR = 3
 """Sizes below the budget of which the fastest is taken: the batch may divide badly over the largest."""
 
@@ -27,22 +33,27 @@ def smallest(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
 
     base: a recipe whose rest the layout has to go with.
     """
-    rows = [("cluster", "GPUs", "layout", "step s", "tok/s/GPU", "GiB of")]
+    rows = [("cluster", "GPUs", "layout", "step s", "tok/s/GPU", "GiB of", "saving")]
     for cluster in _clusters(question):
         own = dataclasses.replace(question, cluster=cluster)
         count = fewest(own)
+        saving = _count(fewest(in_pieces(kept_on_the_host(own))))
         plan = best(dataclasses.replace(own, num_gpus=count), base) if count is not None else None
         if plan is None:
             forbidden = f"the recipe forbids every layout that fits on {count:,} GPUs" if count else ""
-            rows.append((cluster.name, "-", forbidden or f"nothing up to {LARGEST:,} GPUs", "", "", ""))
+            rows.append((cluster.name, "-", forbidden or f"nothing up to {LARGEST:,} GPUs", "", "", "", saving))
             continue
         held = f"{plan.total_bytes / 2**30:.0f} of {plan.memory_bytes / 2**30:.0f}"
         rows.append((
             cluster.name, f"{count:,}", str(plan.layout), f"{plan.step_s:.3g}", f"{plan.tokens_per_s_per_gpu:,.0f}",
-            held,
+            held, saving,
         ))  # fmt: skip
     head = "the fewest GPUs that hold the model and this batch, below 80 % of the card:"
-    return [head, *columns(rows, left=(0, 2)), f"  tried: {TRIED}"]
+    return [head, *columns(rows, left=(0, 2)), f"  tried: {TRIED}", f"  saving: {SAVING}"]
+
+
+def _count(gpus: int | None) -> str:
+    return "-" if gpus is None else f"{gpus:,}"
 
 
 def sizing(question: PlanRequest, base: RunConfig | None = None) -> list[str]:

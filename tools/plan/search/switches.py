@@ -1,16 +1,18 @@
 """What each switch of a layout is worth: the same layout with that one the other way."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
-from tools.plan.cost.hardware import computable
+from tools.plan.cost.hardware import computable, on_cpu
 from tools.plan.search.enumeration import copies_of_shards
 from tools.plan.search.pricing import PricedLayout, price
 from tools.plan.search.recipe import problems
 from tools.plan.search.request import PlanRequest
 from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
+from training.memory.oom_candidates import LOSS_CHUNK_TOKENS
 
 
 def switched(
@@ -19,15 +21,49 @@ def switched(
     """Words, the plan with that switch the other way, and whether pretrain_gpt.py would accept it, with the rest of a
     recipe; the fastest first."""
     found = []
-    for words, layout in _others(question, plan.layout):
-        (other,) = price(question, [layout])
-        found.append((words, other, not problems(question, layout, base)))
+    others = [(words, question, layout) for words, layout in _others(question, plan.layout)]
+    others += [(words, asked, plan.layout) for words, asked in _kept_otherwise(question, plan.layout)]
+    for words, asked, layout in others:
+        (other,) = price(asked, [layout])
+        found.append((words, other, not problems(asked, layout, base)))
     with_graphs = dataclasses.replace(question, cuda_graphs=True)
     (graphed,) = price(with_graphs, [plan.layout])
     # layers of experts stay as they are, whose launches this price takes away, too
     if graphed.step_s < plan.step_s and not question.shape.num_moe_experts:
         found.append(("with CUDA graphs", graphed, not problems(with_graphs, plan.layout, base)))
     return sorted(found, key=lambda each: each[1].step_s)
+
+
+def kept_on_the_host(question: PlanRequest) -> PlanRequest:
+    """All of the optimizer's state."""
+    optimizer = dataclasses.replace(
+        question.optimizer,
+        optimizer_cpu_offload=True, optimizer_offload_fraction=1.0, use_precision_aware_optimizer=False,
+        exp_avg_dtype="fp32", exp_avg_sq_dtype="fp32", main_params_dtype="fp32",
+    )  # fmt: skip
+    return dataclasses.replace(question, optimizer=optimizer)
+
+
+def in_pieces(question: PlanRequest) -> PlanRequest:
+    """Logits of so many tokens at a time that products still fill a GPU."""
+    return dataclasses.replace(question, cross_entropy_chunk_tokens=LOSS_CHUNK_TOKENS)
+
+
+def _kept_otherwise(question: PlanRequest, layout: Candidate) -> Iterator[tuple[str, PlanRequest]]:
+    """What holds less and is no matter of the layout; only what a GPU has."""
+    if on_cpu(question.cluster):
+        return
+    optimizer = question.optimizer
+    if layout.zero == 1 and layout.precision != "fp32" and not optimizer.optimizer_cpu_offload:
+        aware = dataclasses.replace(optimizer, use_precision_aware_optimizer=True)
+        if not optimizer.use_precision_aware_optimizer:
+            yield "fp32 weights as 16 bits more", dataclasses.replace(question, optimizer=aware)
+        if (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype) == ("fp32", "fp32"):
+            small = dataclasses.replace(aware, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
+            yield "fp32 weights as 16 bits more, moments in bf16", dataclasses.replace(question, optimizer=small)
+        yield "the optimizer on the host", kept_on_the_host(question)
+    if (question.cross_entropy_chunk_tokens or math.inf) > LOSS_CHUNK_TOKENS < layout.mbs * question.seq_length:
+        yield f"logits of {LOSS_CHUNK_TOKENS:,} tokens at a time", in_pieces(question)
 
 
 def _others(question: PlanRequest, layout: Candidate) -> Iterator[tuple[str, Candidate]]:
