@@ -47,7 +47,7 @@ TORCH = """
         self_attention spec ssd userbuffers wgrad
     data: loader prefetch
     training: attention_backend batches determinism forward_backward gradient_norm loop loss_scale manual_gc
-    optimizer optimizer_class parts step train    training.custom: callbacks loss
+    optimizer optimizer_class optimizer_forms parts step train    training.custom: callbacks loss
     training.evaluation: asked forward_only generating scoring set_batches shared_model task_callback validation harness
     training.checkpoint: agreement callback fit fp8_state model_state optimizer_state restoring rng
     save_interval saving storage stream_position weights    training.checkpoint.background: copying saver
