@@ -8,6 +8,7 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from training.checkpoint.foreign import ForeignFolder
 from training.checkpoint.imported import refuse_stand_in
+from training.config.recipe import whole
 from training.config.run_config import RunConfig
 
 MOST = 8
@@ -30,7 +31,7 @@ def check_before(foreign: ForeignFolder, config: RunConfig) -> str:
         raise UserError(f"checkpoint.load {foreign.path}: {error}") from None
     ours = resolve(config.model, None)
     fields = [
-        f"model.{name} {found[0]!r} there, {found[1]!r} here"
+        f"model.{name} {whole(found[0])!r} there, {whole(found[1])!r} here"
         for name, found in differing_fields(theirs, ours)
         if name != "vocab_size" or config.model.vocab_size is not None
     ]

@@ -132,3 +132,8 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return list(value) if isinstance(value, tuple) else value
+
+
+def whole(value: Any) -> Any:
+    """A float without a fraction as an int, as people write it: 10000, not 10000.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

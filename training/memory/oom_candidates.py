@@ -25,6 +25,7 @@ SLOWER = {
     # Rough, for the order alone (tools.plan prices layouts): of each doubling, beside bubble and recomputation.
     "tp": 0.08, "pp": 0.03, "cp": 0.05, "ep": 0.04, "micro-batch": 0.02, "states": 0.001, "shards": 0.1,
     "ranks": 1.0, "remainders": 0.002, "bf16 moments": 0.02, "host": 0.3,
+    "activations": 0.2,
 }  # fmt: skip
 
 Value = int | bool | str | tuple[str, ...] | None
@@ -121,6 +122,7 @@ def _axes(asked: Planned, shape: GPTShape, ranks_per_node: int) -> Iterator[list
         _micro_batches(asked.config),
         _recomputations(asked.config, shape),
         _logits(asked.config, shape),
+        _offloaded(asked.config, shape),
         _states(asked),
         _kept_states(asked.config),
         _tensor(asked.config, ranks_per_node),
@@ -181,6 +183,17 @@ def _logits(config: RunConfig, shape: GPTShape) -> list[Change]:
     fields: dict[str, Value] = {"train.cross_entropy_chunk_tokens": LOSS_CHUNK_TOKENS}
     slower = executed_flops_per_token(_with(config, fields), shape) / executed_flops_per_token(config, shape) - 1
     return [Change(axis="logits", fields=fields, slower=slower)]
+
+
+def _offloaded(config: RunConfig, shape: GPTShape) -> list[Change]:
+    """Activations of every block wait on the host."""
+    parallel = config.parallel
+    chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
+    blocks = -(-shape.num_layers // chunks)
+    if config.train.cpu_offloading_num_layers >= blocks or config.train.recompute_granularity == "full":
+        return []
+    fields: dict[str, Value] = {"train.cpu_offloading_num_layers": blocks}
+    return [Change(axis="activations", fields=fields, slower=SLOWER["activations"])]
 
 
 def _states(asked: Planned) -> list[Change]:

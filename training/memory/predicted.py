@@ -13,7 +13,7 @@ import numpy as np
 
 from models.shapes import GPTShape
 from models.sizes import sizes
-from parallel.config import PrecisionConfig
+from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.stages import layers_per_chunk
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig, TrainConfig, batch_schedule
@@ -73,6 +73,7 @@ def fullest(planned: Sequence[Planned], shape: GPTShape, modules: Modules) -> li
     columns = _columns(planned, layouts, shape, modules)
     found = memory(columns, [shape] * len(layouts), layouts)
     found.activations = _some_recomputed(planned, layouts, shape, modules, found)
+    found.activations = _some_offloaded(planned, layouts, shape, modules, found)
     return [_predicted(found, number, modules) for number in range(len(layouts))]
 
 
@@ -90,6 +91,7 @@ def of_stages(
     stack = [BlockStack(shape)] * len(stages)
     found = stage_memory(_columns(planned, layouts, shape, modules), stack, layouts, stages)
     found.activations = _some_recomputed(planned, layouts, shape, modules, found)
+    found.activations = _some_offloaded(planned, layouts, shape, modules, found)
     return [_predicted(found, number, modules) for number in range(len(stages))]
 
 
@@ -146,12 +148,34 @@ def _some_recomputed(
     return found.activations * (1 - shares) + whole * shares
 
 
+def _some_offloaded(
+    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules, found: PeakBytes
+) -> Column:
+    """Of blocks whose activations wait on the host, a GPU holds about what full recomputation holds: those of the block
+    that computes, and for those that are on their way as much as each block's input is there."""
+    shares = np.array([_offloaded_share(each, shape) for each in planned]) * modules.cuda
+    if not np.any(shares > 0):
+        return found.activations
+    lean = [replace(layout, recompute="full") for layout in layouts]
+    stacks, stages = [BlockStack(shape)] * len(layouts), [int(stage) for stage in found.stage]
+    least = stage_memory(_columns(planned, lean, shape, modules), stacks, lean, stages).activations
+    return found.activations * (1 - shares) + np.minimum(least, found.activations) * shares
+
+
+def _offloaded_share(planned: Planned, shape: GPTShape) -> float:
+    blocks = planned.config.train.cpu_offloading_num_layers * _chunks(planned.config.parallel)
+    return min(1.0, blocks / shape.num_layers)
+
+
 def _kept_share(planned: Planned, shape: GPTShape) -> float:
     train, parallel = planned.config.train, planned.config.parallel
     if train.recompute_granularity != "full" or train.recompute_method != "block":
         return 0.0
-    chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
-    return max(0.0, 1 - (train.recompute_num_layers or 0) * chunks / shape.num_layers)
+    return max(0.0, 1 - (train.recompute_num_layers or 0) * _chunks(parallel) / shape.num_layers)
+
+
+def _chunks(parallel: ParallelConfig) -> int:
+    return parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
 
 
 def program(config: RunConfig, modules: Modules) -> Software:

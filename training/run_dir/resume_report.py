@@ -12,7 +12,7 @@ from parallel.schema import structured
 from parallel.untrusted import toml_table
 from training.checkpoint.restoring import Restored
 from training.checkpoint.state import JSON
-from training.config.recipe import dump
+from training.config.recipe import dump, whole
 from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries
 
@@ -130,7 +130,7 @@ def fitted(items: Sequence[str], between: str = "; ") -> str:
 
 
 def _short(value: JSON) -> str:
-    text = str(value)
+    text = str(whole(value))
     return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}…"
 
 
