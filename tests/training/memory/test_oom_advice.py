@@ -67,6 +67,21 @@ def test_the_state_of_a_large_model_goes_to_the_host_of_one_gpu() -> None:
     assert any(line.strip().startswith("--optimizer.optimizer_cpu_offload True: 5") for line in lines[2:]), lines
 
 
+def test_offloaded_activations_are_offered_and_counted_by_their_share() -> None:
+    """Between those of a run that keeps all and of one that recomputes all; on a CPU nothing is saved."""
+    kept, half, gone = (priced(f"{LLAMA} --train.cpu_offloading_num_layers {blocks}", 16) for blocks in (0, 16, 32))
+    assert kept - half == pytest.approx(half - gone) and kept - gone > 10
+    assert gone == pytest.approx(priced(f"{LLAMA} {RECOMPUTED}", 16), rel=0.01)
+    long = "--model.seq_length 98304 --train.cross_entropy_chunk_tokens 1024 --parallel.sequence_parallel True"
+    lines = printed(f"{LLAMA} --parallel.tensor_model_parallel_size 8 {long}", 8)
+    assert any("--train.cpu_offloading_num_layers 32" in line for line in lines[2:]), lines
+    config = parse_config(f"{LLAMA} --device cpu --train.cpu_offloading_num_layers 32".split())
+    shape, cpu = resolve(config.model, None), Modules(cuda=False, transformer_engine=False)
+    plain = parse_config(f"{LLAMA} --device cpu".split())
+    found = [fullest([Planned(config=each, world_size=16)], shape, cpu)[0].total for each in (config, plain)]
+    assert found[0] == found[1]
+
+
 def test_the_cheapest_comes_first() -> None:
     """Sharding the optimizer costs nothing, recomputing everything a third of the products."""
     lines = printed(f"{LLAMA} --parallel.use_distributed_optimizer False --parallel.tensor_model_parallel_size 2 "
