@@ -1,5 +1,6 @@
 """AdamW, or the user's own, through Megatron's optimizers: fp32 main weights, clipping, loss scaling, sharded state."""
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
 from training.config.optimizer_config import STATE_FIELDS, OptimizerConfig, state_problems
 from training.optimizer_class import made_by, try_out
-from training.optimizer_forms import InFewerBits, OnTheHost, form_of
+from training.optimizer_forms import form_of
 
 STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8}
 
@@ -52,7 +53,7 @@ def build(
     settings |= state_settings(optimizer, parallel, precision, ranks.device)
     settings |= optimizer_settings(stored) | checked("optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig)
     # HybridDeviceOptimizer's parameters must be leaves, and megatron-core cuts shards of fp32 weights out of theirs.
-    with made_by(own), torch.set_grad_enabled(not optimizer.optimizer_cpu_offload):
+    with made_by(own), torch.no_grad() if optimizer.optimizer_cpu_offload else contextlib.nullcontext():
         built = get_megatron_optimizer(
             MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
         )
@@ -60,11 +61,8 @@ def build(
         for part in built.chained_optimizers:
             part.init_state_fn, part.state_names = own.allocate, own.tensors
     for part in built.chained_optimizers:
-        form = form_of(part)
-        if isinstance(form, OnTheHost):
-            form.mend_the_rest()
-        elif isinstance(form, InFewerBits):
-            form.allocate()  # FusedAdam's own first step would keep a transposed copy of moments in fp8
+        if part.optimizer is not None:  # or this rank has no parameter of its kind
+            form_of(part).prepare()
     if parallel.sharding == "optim":
         gather_once(built)
     if parallel.fully_sharded:

@@ -1,6 +1,6 @@
 """How an optimizer of megatron-core's keeps its fp32 weights and moments: as they are, in fewer bits, or on the host.
 
-    Plain       fp32 tensors beside the model's 16 bits, or the fp32 weights themselves
+    StateForm   fp32 tensors beside the model's 16 bits, or the fp32 weights themselves
     InFewerBits Transformer Engine's FusedAdam (optimizer.use_precision_aware_optimizer): moments in bf16, fp16 or fp8;
                 of fp32 weights the 16 bits that bf16 lacks, or fp16 ones with a scale
     OnTheHost   megatron-core's HybridDeviceOptimizer (optimizer.optimizer_cpu_offload): fp32 in the host's memory
@@ -10,7 +10,7 @@ alone, after which megatron-core 0.19.2 lets FusedAdam keep the fp32 weights tha
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
@@ -22,75 +22,64 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """Of AdamW."""
 
 
-class StateForm(Protocol):
-    """Of one of the optimizers that megatron-core chains."""
+class StateForm:
+    """Of one of the optimizers that megatron-core chains; this one: fp32 tensors that it updates in place."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def prepare(self) -> None:
+        """What the optimizer needs before its first step."""
 
     def allocate(self) -> None:
         """Give every parameter its moments, zeros, where no update has made them yet."""
+        self.part.init_state_fn(self.part.optimizer, self.part.config)
 
     def tensors(self, main: Tensor) -> dict[str, Tensor]:
         """``param`` and moments of a parameter of the inner optimizer's, flat: what is kept, or copies of it in fp32
         where ``copied`` has the name."""
+        return _flat({"param": main, **self.part.optimizer.state[main]})
 
     def copied(self, main: Tensor) -> frozenset[str]:
-        """Names of the tensors that are kept in a form that no tensor of floats is."""
+        """Names of what is not kept as fp32."""
+        return frozenset()
 
     def store(self, main: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Keep these of ``copied``, fp32 on any device."""
 
     def weights_out(self) -> None:
         """Round the fp32 weights into the model's, this rank's shard of them."""
-
-    def weights_in(self) -> None:
-        """Start the fp32 weights from the model's."""
-
-    def counters(self) -> Sequence[torch.optim.Optimizer]:
-        """The optimizers that count steps."""
-
-
-def form_of(part: Any) -> StateForm:
-    """part: a MegatronOptimizer that is no chain."""
-    if isinstance(part.optimizer, HybridDeviceOptimizer):
-        return OnTheHost(part)
-    return InFewerBits(part) if part.config.use_precision_aware_optimizer else Plain(part)
-
-
-class Plain:
-    """fp32 tensors that the optimizer updates in place."""
-
-    def __init__(self, part: Any) -> None:
-        self.part = part
-
-    def allocate(self) -> None:
-        self.part.init_state_fn(self.part.optimizer, self.part.config)
-
-    def tensors(self, main: Tensor) -> dict[str, Tensor]:
-        return _flat({"param": main, **self.part.optimizer.state[main]})
-
-    def copied(self, main: Tensor) -> frozenset[str]:
-        return frozenset()
-
-    def store(self, main: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        pass
-
-    def weights_out(self) -> None:
         if self.part.config.reuse_grad_buf_for_mxfp8_param_ag:
             self.part._copy_main_params_to_param_buffer()
         elif hasattr(self.part, "_copy_main_params_to_model_params"):
             self.part._copy_main_params_to_model_params()
 
     def weights_in(self) -> None:
+        """Start the fp32 weights from the model's."""
         self.part.reload_model_params()
 
     def counters(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizers that count steps."""
         return [self.part.optimizer]
 
 
-class InFewerBits:
+def form_of(part: Any) -> StateForm:
+    """part: a MegatronOptimizer that is no chain, and has parameters."""
+    if isinstance(part.optimizer, HybridDeviceOptimizer):
+        return OnTheHost(part)
+    return InFewerBits(part) if part.config.use_precision_aware_optimizer else StateForm(part)
+
+
+class InFewerBits(StateForm):
     """Transformer Engine's FusedAdam, whose parameters are the model's own shards."""
 
     def __init__(self, part: Any) -> None:
-        self.part, self.adam = part, part.optimizer
+        super().__init__(part)
+        self.adam = part.optimizer
+
+    def prepare(self) -> None:
+        """FusedAdam's own first step would keep a transposed copy of moments in fp8."""
+        self.allocate()
 
     def allocate(self) -> None:
         for main in _params(self.adam):
@@ -127,32 +116,39 @@ class InFewerBits:
 
     def weights_out(self) -> None:
         for main in _params(self.adam):
-            if main.dtype != torch.float32 and not self._as_remainders(
-                main
-            ):  # remainders stand beside what they lack in
+            if not self._is_whole(main):  # remainders stand beside the bf16 that they complete
                 main.copy_(self.adam.get_unscaled_state(main, "master_param"))
 
     def weights_in(self) -> None:
         for main in _params(self.adam):
-            if "master_param" not in self.adam.state[main]:
-                continue  # the first step makes it of the weights
             if self._as_remainders(main):
                 self.adam.state[main]["master_param"].zero_()
             else:
                 self.adam.set_scaled_state(main, "master_param", main.float())
 
-    def counters(self) -> Sequence[torch.optim.Optimizer]:
-        return [self.adam]
+    def _is_whole(self, main: Tensor) -> bool:
+        """The model's own shard has every bit of the fp32 weights, alone or with remainders."""
+        return main.dtype == torch.float32 or self._as_remainders(main)
 
     def _as_remainders(self, main: Tensor) -> bool:
         return bool(self.adam.store_param_remainders) and main.dtype == torch.bfloat16
 
 
-class OnTheHost:
+class OnTheHost(StateForm):
     """megatron-core's HybridDeviceOptimizer: AdamW on the host for the first parameters, FusedAdam for the others."""
 
     def __init__(self, part: Any) -> None:
-        self.part, self.hybrid = part, part.optimizer
+        super().__init__(part)
+        self.hybrid = part.optimizer
+
+    def prepare(self) -> None:
+        """Let what is not offloaded be updated with gradients that are there.
+
+        megatron-core 0.19.2 casts them in the stream that copies gradients to the host, and updates in the current one
+        without a wait; and leaves those of fp32 weights where FusedAdam does not look.
+        """
+        if self.hybrid.gpu_optimizer is not None:
+            self.hybrid.gpu_optimizer.register_step_pre_hook(self._find_gradients)
 
     def allocate(self) -> None:
         for own in self.hybrid.sub_optimizers:
@@ -167,12 +163,6 @@ class OnTheHost:
     def tensors(self, main: Tensor) -> dict[str, Tensor]:
         return _flat({**self.hybrid.state[main], "param": self.hybrid.param_to_inner_param[main]})
 
-    def copied(self, main: Tensor) -> frozenset[str]:
-        return frozenset()
-
-    def store(self, main: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        pass
-
     def weights_out(self) -> None:
         for main, inner in self.hybrid.param_to_inner_param.items():
             if inner is not main:
@@ -186,15 +176,6 @@ class OnTheHost:
     def counters(self) -> Sequence[torch.optim.Optimizer]:
         found: Sequence[torch.optim.Optimizer] = self.hybrid.sub_optimizers
         return found
-
-    def mend_the_rest(self) -> None:
-        """Let what is not offloaded be updated with gradients that are there.
-
-        megatron-core 0.19.2 casts them in the stream that copies gradients to the host, and updates in the current one
-        without a wait; and leaves those of fp32 weights where FusedAdam does not look.
-        """
-        if self.hybrid.gpu_optimizer is not None:
-            self.hybrid.gpu_optimizer.register_step_pre_hook(self._find_gradients)
 
     def _find_gradients(self, own: torch.optim.Optimizer, *_: Any) -> None:
         torch.cuda.current_stream().wait_stream(self.hybrid._d2h_stream)

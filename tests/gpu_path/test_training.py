@@ -10,20 +10,17 @@ import pytest
 
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order, run
-from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, train_on_the_cpu
+from tests.gpu_path.trainings import (
+    LOSS_BOUND,
+    WEIGHTS_BOUND,
+    Training,
+    TrainingError,
+    WarmDevice,
+    assert_same,
+    train_on_the_cpu,
+)
 
-LOSS_BOUND = 1e-5
-WEIGHTS_BOUND = 1e-4
 HALF_BOUND = {"bf16": 2e-3, "fp16": 2e-5}
-
-
-def compare(run_dir: Path, reference: Path) -> None:
-    """Losses, and the newest checkpoint piece by piece."""
-    assert trainings.loss_difference(run_dir, reference) < LOSS_BOUND
-    differences = trainings.checkpoint_differences(run_dir, reference)
-    assert {one.outcome for one in differences} <= {"equal", "differs"}
-    worst = max(differences, key=lambda one: one.relative or 0)
-    assert (worst.relative or 0) < WEIGHTS_BOUND, worst
 
 
 @pytest.mark.parametrize(
@@ -48,7 +45,7 @@ def test_a_gpu_trains_as_a_cpu_does(
     device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
 ) -> None:
     device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(order=order))
-    compare(tmp_path, on_the_cpu(shape))
+    assert_same(tmp_path, on_the_cpu(shape))
 
 
 @pytest.mark.campaign
@@ -62,7 +59,7 @@ def test_layouts_train_whenever_streams_run(
     for seed in (1, 2) if order == "random" else (1,):
         run_dir = tmp_path / str(seed)
         device.train(Training(layout=layout), run_dir, Emulation(order=order, seed=seed))
-        compare(run_dir, on_the_cpu("debug"))
+        assert_same(run_dir, on_the_cpu("debug"))
 
 
 @pytest.mark.campaign
@@ -174,7 +171,7 @@ def test_activations_wait_on_the_host(
     device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
 ) -> None:
     device.train(Training(layout=layout, shape=shape), tmp_path, offloading(order), OFFLOADED)
-    compare(tmp_path, on_the_cpu(shape))
+    assert_same(tmp_path, on_the_cpu(shape))
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ import pytest
 from models.families import TINY
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import ROOT, Emulation, Order, run
-from tests.gpu_path.trainings import EXTENSION, Training, TrainingError, WarmDevice
+from tests.gpu_path.trainings import EXTENSION, Training, TrainingError, WarmDevice, assert_same
 from training.metrics.jsonl import read_jsonl
 
-LOSS_BOUND = 1e-5
-WEIGHTS_BOUND = 1e-4
 BF16_BOUND = 1e-3
 FP8_BOUND = 6e-3
 NOT_BF16 = 2.5e-4
@@ -69,12 +67,7 @@ def train_and_compare(
     assert "Transformer Engine" not in printed, printed  # it is there, or Megatron would have said
     found = re.search(r"activations ([\d.]+) MiB\), and ([\d.]+) ([MG])iB of libraries", printed)
     assert found and float(found[1]) < 16 and (found[3] == "G" or float(found[2]) >= 32), printed  # cuBLAS has 32
-    reference = on_the_cpu(shape, *both)
-    assert trainings.loss_difference(run_dir, reference) < LOSS_BOUND
-    differences = trainings.checkpoint_differences(run_dir, reference)
-    assert {one.outcome for one in differences} <= {"equal", "differs"}
-    worst = max(differences, key=lambda one: one.relative or 0)
-    assert (worst.relative or 0) < WEIGHTS_BOUND, worst
+    assert_same(run_dir, on_the_cpu(shape, *both))
 
 
 @pytest.mark.parametrize(

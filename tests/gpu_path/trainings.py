@@ -17,6 +17,8 @@ from training.prepare import prepare, prepare_eval_tasks
 __all__ = ["Training", "checkpoint_differences", "loss_difference"]
 EXTENSION = "tests.gpu_path.te.extension"
 """The hook that emulates Transformer Engine."""
+LOSS_BOUND = 1e-5
+WEIGHTS_BOUND = 1e-4
 
 
 class Recipe(Protocol):
@@ -77,3 +79,12 @@ def train_on_the_cpu(run_dir: Path, shape: str, flags: Sequence[str] = ()) -> No
     Training(shape=shape).write_recipe(run_dir / "recipe.toml")
     config = parse.parse_config([str(run_dir / "recipe.toml"), "--run_dir", str(run_dir), *flags])
     runs.train(prepare(config, None), config, 1, tasks=prepare_eval_tasks(config, None))
+
+
+def assert_same(run_dir: Path, reference: Path) -> None:
+    """Losses, and weights and moments of the newest checkpoint by their places in the whole model."""
+    assert loss_difference(run_dir, reference) < LOSS_BOUND
+    differences = checkpoint_differences(run_dir, reference)
+    assert {one.outcome for one in differences} <= {"equal", "differs"}
+    worst = max(differences, key=lambda one: one.relative or 0)
+    assert (worst.relative or 0) < WEIGHTS_BOUND, worst

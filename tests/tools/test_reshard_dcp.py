@@ -1,6 +1,7 @@
 """tools.reshard reads and writes PyTorch DCP folders: of FSDP2 with transformers, of Accelerate, of torchtitan."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 from models.families import TINY
 from models.hf.shapes import write_config
-from models.hf.tables import constants
+from models.hf.tables import Entry, constants
 from parallel.errors import UserError
 from parallel.launch import Identity
 from ranks import run_ranks
@@ -87,6 +88,12 @@ def imported(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, A
     assert convert(["import", str(folder), str(target), "--no_logits"]) == 0
     with FileReader(target) as reader:
         return {key: reader.whole(key) for key in reader.tensors}
+
+
+def test_all_that_a_table_says_of_a_weight_is_known_here() -> None:
+    """Whoever adds a field to Entry has to say in tools/reshard/naming.py what it means for rows."""
+    known = "name key shape strips transposed unsqueezed padded keeps_dtype all_experts"
+    assert {field.name for field in dataclasses.fields(Entry)} == set(known.split())
 
 
 @pytest.mark.parametrize("name", MODELS)

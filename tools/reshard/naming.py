@@ -3,7 +3,6 @@
 A naming is that of transformers' files or modules, from the tables of ``models.hf``, or torchtitan's.
 """
 
-import dataclasses
 from collections.abc import Iterator
 
 from models.hf.shapes import write_config
@@ -24,7 +23,7 @@ def namings(shape: GPTShape) -> Iterator[Naming]:
     for model_type in (*_own_type(shape), *TABLES):
         try:
             found = list(namings_of(model_type, shape))
-        except (UserError, KeyError, NotImplementedError):
+        except UserError:
             continue  # no model of this type has such parameters
         for each in found:
             names = tuple(sorted(each.shapes))
@@ -74,17 +73,11 @@ def _of_torchtitan(naming: Naming, model_type: str, shape: GPTShape) -> Naming |
     return interleaved(titan, shape) if turned else titan
 
 
-_KNOWN_OF_ENTRIES = frozenset("name key shape strips transposed unsqueezed padded keeps_dtype all_experts".split())
-"""What a table may say of a weight. Whoever adds to it, has to say here what it means for rows."""
-
-
 def _of_files(model_type: str, shape: GPTShape, found: list[Entry]) -> Naming:
     weights: list[NamedWeight] = []
     shapes: dict[str, tuple[int, ...]] = {}
     padded: set[str] = set()
     for entry in found:
-        if unknown := [each.name for each in dataclasses.fields(entry) if each.name not in _KNOWN_OF_ENTRIES]:
-            raise NotImplementedError(f"{entry.name}: {unknown[0]}: not known here")
         runs = tuple(RowRun(strip.name, strip.start, strip.row, strip.rows, strip.step) for strip in entry.strips)
         geometry = Geometry(entry.transposed, entry.vectors, entry.unsqueezed)
         weights.append(NamedWeight(entry.key, entry.shape, runs, entry.padded, geometry))
