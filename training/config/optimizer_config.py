@@ -76,7 +76,7 @@ class OptimizerConfig:
 
     use_precision_aware_optimizer: bool = False
     """Transformer Engine's FusedAdam holds the fp32 weights, as the 16 bits that bf16 weights lack (2 bytes instead of
-    4, the same update bit for bit), and moments in exp_avg_dtype and exp_avg_sq_dtype. Needs a GPU, bf16 or fp16, and
+    4; an update is the same bit for bit), and moments in exp_avg_dtype and exp_avg_sq_dtype. Needs a GPU, bf16 or fp16, and
     ZeRO-1."""
 
     exp_avg_dtype: StateDtype = "fp32"
