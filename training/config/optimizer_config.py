@@ -76,8 +76,8 @@ class OptimizerConfig:
 
     use_precision_aware_optimizer: bool = False
     """Transformer Engine's FusedAdam holds the fp32 weights, as the 16 bits that bf16 weights lack (2 bytes instead of
-    4; an update is the same bit for bit), and moments in exp_avg_dtype and exp_avg_sq_dtype. Needs a GPU, bf16 or fp16, and
-    ZeRO-1."""
+    4; an update is the same bit for bit), and moments in exp_avg_dtype and exp_avg_sq_dtype. Needs a GPU, bf16 or fp16,
+    and ZeRO-1."""
 
     exp_avg_dtype: StateDtype = "fp32"
     """Of the first moment between updates, which compute in fp32. fp16 and fp8 (e4m3) with a scale for each shard of a
