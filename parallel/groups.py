@@ -123,8 +123,7 @@ def start(
         if problems := allocator_problems(parallel, cpp_extension.CUDA_HOME):
             raise UserError(problems[0])
         yield _join(layout, identity, on, seed, timeout_minutes, console_fd, parallel, graphs)
-        # A rank that left early would abort its peers' gloo threads: all leave together.
-        dist.barrier()
+        _leave_together(identity)
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
@@ -224,6 +223,20 @@ def _prepare_device(device: Literal["cpu", "cuda"], identity: Identity) -> torch
     index = identity.local_rank % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def _leave_together(identity: Identity) -> None:
+    """A rank that left early would abort its peers' gloo threads, and rank 0's store would go with it.
+
+    A barrier alone is not enough: gloo connects two ranks when they first talk, which asks the store, so rank 0 may be
+    through while others still connect. It stays until the last rank has said that it is through.
+    """
+    dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
+    if store.add("through", 1) == identity.world_size:
+        store.set("all through", b"")
+    if identity.rank == 0:
+        store.wait(["all through"])
 
 
 def _store(identity: Identity, timeout: timedelta, resolve_s: float) -> dist.Store | None:

@@ -69,6 +69,7 @@ class CompilationMeter(Callback):
         self.recompiled: Counter[str] = Counter()
 
     def start(self, progress: Progress) -> None:
+        take_compilations()  # what this process compiled before is not the first step's
         self.ranks.say(
             "train.compile: the first step compiles each kind of block, for a minute or more; kernels are kept in "
             f"{cache_dir()} (TORCHINDUCTOR_CACHE_DIR) for the next start"
