@@ -234,7 +234,7 @@ def _leave_together(identity: Identity) -> None:
     dist.barrier()
     store = dist.distributed_c10d._get_default_store()
     if store.add("through", 1) == identity.world_size:
-        store.set("all through", b"")
+        store.set("all through", "")
     if identity.rank == 0:
         store.wait(["all through"])
 

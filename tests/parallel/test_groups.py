@@ -3,10 +3,12 @@
 import socket
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from parallel import local_ranks, mcore_patches
 from parallel.cpu import cuda_redirect
@@ -45,6 +47,26 @@ def _groups(identity: Identity) -> None:
 
 def test_groups_match_coordinates_and_cuda_is_redirected() -> None:
     run_ranks(8, _groups)
+
+
+def _slow_to_connect(identity: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 still needs rank 0's store when rank 0 is through the last barrier, as gloo does when it connects late."""
+    from parallel import groups
+
+    barrier = dist.barrier
+
+    def then_ask_the_store() -> None:
+        barrier()
+        time.sleep(1.0)
+        dist.distributed_c10d._get_default_store().add("asked", 1)
+
+    with groups.start(Layout(dp=2), identity, device="cpu", seed=1, timeout_minutes=1):
+        if identity.rank == 1:
+            monkeypatch.setattr(dist, "barrier", then_ask_the_store)
+
+
+def test_rank_0_stays_until_no_rank_needs_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_ranks(2, _slow_to_connect, monkeypatch)
 
 
 def _disagree(identity: Identity) -> None:
