@@ -2,7 +2,7 @@
 
 import torch
 
-from training.config.run_config import TrainConfig
+from training.config.train_config import TrainConfig
 
 
 def set_debugging(train: TrainConfig) -> None:

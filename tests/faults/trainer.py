@@ -22,7 +22,8 @@ from parallel.launch import Identity
 from training import checkpoint, train
 from training.checkpoint import optimizer_state
 from training.checkpoint.model_state import model_boxes
-from training.config.run_config import RunConfig, TrainConfig
+from training.config.run_config import RunConfig
+from training.config.train_config import TrainConfig
 from training.progress import Progress
 from training.step import StepRequests, train_step
 

@@ -12,7 +12,8 @@ from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import Role, Sizes
 from training.config import recipe
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import RunConfig, TrainConfig
+from training.config.run_config import RunConfig
+from training.config.train_config import TrainConfig
 from training.memory.predicted import Modules, Planned, Predicted, fullest
 
 SHARE = 0.90

@@ -19,7 +19,8 @@ from parallel.launch import Identity
 from ranks import run_ranks
 from tests.faults.trainer import GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, SEQ_LENGTH, VOCABULARY, FaultTrainer, held
 from training import checkpoint, train
-from training.config.run_config import CheckpointConfig, RunConfig, TrainConfig
+from training.config.run_config import CheckpointConfig, RunConfig
+from training.config.train_config import TrainConfig
 from training.progress import Progress
 
 SAVED_AT, UNTIL = 2, 4

@@ -12,7 +12,7 @@ from tools.benchmark.step import command as benchmark
 from tools.benchmark.step import one_rank, startup
 from tools.benchmark.step.one_rank import RandomTokens
 from training.cli import parse
-from training.config.run_config import TrainConfig
+from training.config.train_config import TrainConfig
 
 
 def test_both_sides_train_the_same_model_on_the_same_tokens() -> None:

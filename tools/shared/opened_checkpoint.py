@@ -28,7 +28,8 @@ from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.imported import IMPORTED, STAND_INS
 from training.checkpoint.state import read_state
 from training.cli import parse
-from training.config.run_config import RunConfig, TrainConfig
+from training.config.run_config import RunConfig
+from training.config.train_config import TrainConfig
 
 
 @dataclass(kw_only=True)

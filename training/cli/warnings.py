@@ -12,7 +12,8 @@ from models.parameters import num_parameters
 from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import CheckpointConfig, LogConfig, RunConfig, TrainConfig
+from training.config.run_config import CheckpointConfig, LogConfig, RunConfig
+from training.config.train_config import TrainConfig
 from training.memory.predicted import Planned, Predicted, fullest, planned_modules
 from training.memory.stage_parameters import checkpoint_bytes
 

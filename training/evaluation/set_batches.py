@@ -12,7 +12,7 @@ from data.loader import Batch, Packing, Prefetcher, Ring, needs_batch, to_batch
 from data.prepared import Samples
 from parallel.groups import Ranks
 from training.batches import DEPTH, context_slice, shared_windows
-from training.config.run_config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.evaluation.validation_sets import OpenSet
 
 NO_SAMPLE = -1

@@ -9,7 +9,7 @@ from torch import Tensor
 from data.loader import Packing
 from parallel.ddp import Chunk, Chunks
 from parallel.groups import Ranks
-from training.config.run_config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.evaluation.asked import Asked, BrokenOff
 from training.evaluation.forward_only import forward_only
 from training.evaluation.set_batches import SetBatch, SetBatches

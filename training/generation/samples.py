@@ -12,7 +12,7 @@ from parallel.ddp import Chunks
 from parallel.errors import SharedMistake, printable
 from parallel.groups import Ranks
 from parallel.schema import without_problems
-from training.config.run_config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.generation.settings import Sampling, TextLimits
 from training.generation.texts import continue_prompts, prompt_ids
 from training.loop import Callback

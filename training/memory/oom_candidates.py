@@ -10,7 +10,8 @@ from typing import Any
 from models.shapes import GPTShape
 from parallel.layout import bubble, replica_size
 from training.config.executed_flops import executed_flops_per_token
-from training.config.run_config import RecomputeModule, RunConfig, batch_schedule
+from training.config.run_config import RunConfig, batch_schedule
+from training.config.train_config import RecomputeModule
 from training.memory.predicted import Planned
 
 TOGETHER = 3

@@ -16,7 +16,8 @@ from models.sizes import sizes
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.stages import layers_per_chunk
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import RunConfig, TrainConfig, batch_schedule
+from training.config.run_config import RunConfig, batch_schedule
+from training.config.train_config import TrainConfig
 from training.memory.cases import Column, MemoryCase, MemoryColumns
 from training.memory.layouts import ZERO, Candidate, Recompute
 from training.memory.peak import PeakBytes, memory, stage_memory

@@ -21,7 +21,8 @@ from tools.plan.search.recipe import problems, write
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.selection import best, fitting
 from training.config.recipe import load
-from training.config.run_config import RunConfig, TrainConfig
+from training.config.run_config import RunConfig
+from training.config.train_config import TrainConfig
 from training.memory.layouts import Candidate
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,7 +13,7 @@ from parallel.untrusted import parse_json
 from runs import configuration, losses, train, train_or_fail
 from tools.shared.loaded_model import LoadedModel, on_ranks
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
-from training.config.run_config import TrainConfig
+from training.config.train_config import TrainConfig
 from training.generation.samples import SAMPLING, SampleCallback
 from training.generation.settings import TextLimits
 from training.generation.texts import continue_prompts

@@ -16,7 +16,8 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from training import train
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import RunConfig, TrainConfig
+from training.config.run_config import RunConfig
+from training.config.train_config import TrainConfig
 
 BYTES_PER_PARAMETER = 12
 """On the disk: an fp32 weight and two fp32 moments (AdamW)."""

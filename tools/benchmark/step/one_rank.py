@@ -25,7 +25,8 @@ from parallel.launch import Identity
 from tools.benchmark.step import reference
 from training import train
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import RunConfig, TrainConfig
+from training.config.run_config import RunConfig
+from training.config.train_config import TrainConfig
 from training.progress import Progress
 from training.step import StepRequests
 

@@ -27,7 +27,8 @@ from tools.plan.cost.constants import Constants
 from tools.plan.cost.hardware import machine
 from tools.plan.cost.step import step_times
 from tools.plan.search.pricing import program
-from training.config.run_config import RunConfig, TrainConfig
+from training.config.run_config import RunConfig
+from training.config.train_config import TrainConfig
 from training.lean_imports import lean
 from training.memory.layouts import Candidate
 

@@ -13,7 +13,8 @@ from training.config.divisibility import context_problems
 from training.config.incompatible import exchange_problems
 from training.config.optimizer_config import STATE_FIELDS
 from training.config.recipe import dump, dump_changed
-from training.config.run_config import RecomputeModule, RunConfig, TrainConfig
+from training.config.run_config import RunConfig
+from training.config.train_config import RecomputeModule, TrainConfig
 from training.memory.layouts import Candidate
 from training.memory.states import parallel_config
 

@@ -1,0 +1,136 @@
+"""The section ``train`` of the configuration."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from training.config.import_path import form_problems
+
+RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TrainConfig:
+    """How long, in which batches, and what is recomputed."""
+
+    train_iters: int = 1000
+    """Optimizer updates until the run is done."""
+
+    exit_interval: int | None = None
+    """Save and stop (exit code 0) when the iteration is a multiple of this; schedules stay those of
+    train_iters. None: run to train_iters."""
+
+    global_batch_size: int = 8
+    """Samples (windows of seq_length tokens) per optimizer update, over all ranks."""
+
+    micro_batch_size: int = 1
+    """Samples per forward pass of one data-parallel replica."""
+
+    rampup_batch_size: tuple[int, int, int] | None = None
+    """Grow the global batch: (first size, increment, samples until the full size).
+    None: always global_batch_size."""
+
+    seed: int = 1234
+    """Of initial weights, data order and dropout."""
+
+    eval_interval: int | None = None
+    """Iterations between evaluations on the validation split and eval.validation_sets. None: never."""
+
+    eval_iters: int = 10
+    """Global batches per evaluation, of each of them. 0: no evaluation."""
+
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """Recompute activations in the backward pass: full = whole layers, selective = recompute_modules.
+    None: keep all."""
+
+    recompute_method: Literal["uniform", "block"] | None = None
+    """full only. uniform: every group of recompute_num_layers layers; block: the first ones of each chunk."""
+
+    recompute_num_layers: int | None = None
+    """full only. Transformer layers per group (uniform) or recomputed per chunk (block)."""
+
+    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
+    """selective only. What to recompute. moe: whole layers of experts; moe_act: their activation function alone;
+    mla_up_proj: latent attention from its latents on. moe_act, layernorm, mla_up_proj need Transformer Engine."""
+
+    manual_gc_interval: int = 100
+    """Iterations between Python's garbage collections, on all ranks together (Megatron's --manual-gc). 0: whenever
+    Python collects by itself, on each rank at another moment."""
+
+    deterministic_mode: bool = False
+    """Equal runs are equal bit by bit (Megatron's --deterministic-mode): deterministic algorithms of torch,
+    cuBLAS and Transformer Engine, cross entropy not fused. Slower; an operation that has none raises. Not yet run on a
+    GPU."""
+
+    detect_anomaly: bool = False
+    """Errors of the backward pass show where the forward pass made what fails (torch's anomaly detection). Steps take
+    longer."""
+
+    generate_tokens: int = 0
+    """Length in tokens of each sample: what the model makes of sample_prompts, at the end of training. It is shown on
+    the console and written to RUN_DIR/samples.jsonl. 0: none."""
+
+    sample_prompts: tuple[str, ...] = ("def read(self, path):\n",)
+    """Texts that samples continue, each shorter than seq_length."""
+
+    sample_interval: int | None = None
+    """Iterations between samples during training; needs generate_tokens. None: only at the end."""
+
+    callbacks: tuple[str, ...] = ()
+    """Your own callbacks, by import path: "module:class". Called in this order."""
+
+    loss: str | None = None
+    """Your own loss, by import path: "module:function", which makes each token's loss of its cross entropy. None: the
+    cross entropy."""
+
+    cross_entropy_chunk_tokens: int | None = None
+    """Tokens of a microbatch whose logits are there at once: output layer and loss run over pieces of so many, again in
+    the backward pass. For large vocabularies: it saves their logits, and costs the output layer a third product. None:
+    all."""
+
+    cpu_offloading_num_layers: int = 0
+    """Blocks of each pipeline chunk, the first ones, whose activations wait in host memory for their backward pass
+    (Megatron's name). 0: none. Not yet run on a GPU."""
+
+    compile: bool = False
+    """Compile each block with torch.compile as it first runs: fewer, fused kernels, for a first step that takes a
+    minute or more. Experts run as they are written, and so do evaluation and generation. Not yet run on a GPU."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are validation losses."""
+        return self.eval_interval is not None and self.eval_iters > 0
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone."""
+        found = [problem for path in self.callbacks for problem in form_problems("train.callbacks", path)]
+        found += form_problems("train.loss", self.loss) if self.loss is not None else []
+        counts = {
+            "train_iters": self.train_iters,
+            "exit_interval": self.exit_interval,
+            "global_batch_size": self.global_batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            "eval_interval": self.eval_interval,
+            "sample_interval": self.sample_interval,
+            "recompute_num_layers": self.recompute_num_layers,
+            "cross_entropy_chunk_tokens": self.cross_entropy_chunk_tokens,
+        }
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                found.append(f"train.{name} must be 1 or more, found {value}.")
+        for name in ("eval_iters", "generate_tokens", "manual_gc_interval", "cpu_offloading_num_layers"):
+            if getattr(self, name) < 0:
+                found.append(f"train.{name} must not be negative, found {getattr(self, name)}.")
+        if not 0 <= self.seed < 2**31:
+            found.append(f"train.seed must be in [0, 2^31), found {self.seed}.")
+        if self.sample_interval is not None and not self.generate_tokens:
+            found.append("train.sample_interval needs train.generate_tokens, tokens of a sample, found 0.")
+        if self.generate_tokens and not self.sample_prompts:
+            found.append("train.generate_tokens needs train.sample_prompts, found none. Give a text, or 0 tokens.")
+        full = self.recompute_granularity == "full"
+        if full and (self.recompute_method is None or self.recompute_num_layers is None):
+            found.append('train.recompute_granularity = "full" needs recompute_method and recompute_num_layers.')
+        if not full and (self.recompute_method is not None or self.recompute_num_layers is not None):
+            found.append('train.recompute_method and recompute_num_layers are for recompute_granularity = "full".')
+        if self.recompute_granularity == "selective" and not self.recompute_modules:
+            found.append('train.recompute_granularity = "selective" needs recompute_modules, such as "core_attn".')
+        return found
