@@ -31,7 +31,7 @@ def flops_per_token(shape: GPTShape, seq_length: int) -> float:
     average.
     """
     blocks = sum(_block(shape, block, seq_length) for block in range(shape.num_layers))
-    return 3 * (blocks + _depths(shape, seq_length) + (1 + shape.mtp_num_layers) * _logits(shape))
+    return 3 * (blocks + depth_flops(shape, seq_length) + (1 + shape.mtp_num_layers) * _logits(shape))
 
 
 def flops_per_token_palm(shape: GPTShape, seq_length: int) -> float:
@@ -85,7 +85,7 @@ def hardware_flops_per_token(
         whole = recompute_method != "block"
         most = shape.num_layers if whole else recompute_num_layers or 0
         extra = sum(_block(shape, block, seq_length) for block in _first_blocks(chunks, most))
-        extra += _depths(shape, seq_length) if whole else 0
+        extra += depth_flops(shape, seq_length) if whole else 0
     elif recompute_granularity == "selective":
         extra = _selected(shape, seq_length, recompute_modules)
     if recompute_logits:
@@ -125,7 +125,16 @@ def _block(shape: GPTShape, block: int, seq_length: int) -> float:
     return products + (_delta_rule(shape, min(seq_length, DELTA_CHUNK) / 2) if "G" in symbols else 0.0)
 
 
-def _depths(shape: GPTShape, seq_length: int) -> float:
+def sublayer_flops(shape: GPTShape, block: int, seq_length: int) -> tuple[float, ...]:
+    """Forward FLOPs per token of each sublayer of one block, in the order of ``GPTShape.blocks``."""
+    whole = _block(shape, block, seq_length)
+    if len(shape.blocks[block]) == 1:
+        return (whole,)
+    mlp = _products(shape, (each for each in block_parameters(shape, block) if ".mlp." in each.name))
+    return whole - mlp, mlp
+
+
+def depth_flops(shape: GPTShape, seq_length: int) -> float:
     """Forward FLOPs per token of all depths of multi-token prediction, without their logits."""
     return sum(
         _products(shape, mtp_parameters(shape, depth)) + _core_attention(shape, seq_length, _attentions(shape)[-1])

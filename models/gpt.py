@@ -21,6 +21,7 @@ from models.activations import ACTIVATIONS
 from models.config import ModelConfig
 from models.init import initialise, parameters_without_memory
 from models.layers import chunked_losses, compiled, cross_entropy, cuda_graphs, mtp, offload, routing, scaling, wgrad
+from models.layers import recompute as recomputed
 from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
@@ -53,6 +54,8 @@ class Recompute:
     method: str | None = None
     num_layers: int | None = None
     modules: tuple[str, ...] = ("core_attn",)
+    sublayers: tuple[frozenset[int], ...] = ()
+    """Without granularity: of each of this rank's chunks, numbers within its stack, as HybridModel counts them."""
 
 
 def build(
@@ -121,6 +124,8 @@ def build(
         routing.let_go_after_use(chunk)
         if offloaded_blocks:
             offload.install(chunk, offloaded_blocks * sublayers_per_block(shape), ranks.device)
+        if recompute.sublayers:
+            recomputed.install(chunk, recompute.sublayers[vp_stage])
         if compiler is not None:
             compiler.install(chunk)
         if not parallel.fully_sharded:

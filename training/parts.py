@@ -31,6 +31,8 @@ from training.evaluation.validation_sets import validation_sets
 from training.generation.samples import SampleCallback
 from training.health.fp8_shadow import ShadowWindow
 from training.health.health import Health
+from training.memory.measured import modules_of
+from training.memory.recompute_plan import recomputed_flops
 from training.metrics.block_outputs import BlockOutputs
 from training.metrics.meters import Meter, model_meters
 from training.metrics.parameter_stats import Due, ParameterStats
@@ -239,10 +241,11 @@ def build_recorder(
     config, shape, ranks = run.config, run.shape, run.ranks
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
     dtype = config.precision.products or config.precision.dtype
+    again = recomputed_flops(config, ranks.layout.world_size, shape, modules_of(ranks))
     rates = Rates(
         world_size=ranks.layout.world_size,
         flops_per_token=flops_per_token(shape, seq_length),
-        hardware_flops_per_token=executed_flops_per_token(config, shape),
+        hardware_flops_per_token=executed_flops_per_token(config, shape) + again,
         peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,
     )
     sinks = None

@@ -41,8 +41,9 @@ from training.evaluation.tasks import PreparedTasks
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
 from training.manual_gc import ManualGC
-from training.memory.measured import MemoryReport
+from training.memory.measured import MemoryReport, modules_of
 from training.memory.out_of_memory import explain_out_of_memory
+from training.memory.recompute_plan import described_plans, recompute_plans
 from training.metrics.compilation import CompilationMeter
 from training.metrics.log_disk import LogDisk
 from training.parts import (
@@ -201,12 +202,7 @@ def overlap_of_tp(config: RunConfig, shape: GPTShape, ranks: Ranks) -> contextli
 
 def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunks, optimizer.MegatronOptimizer]:
     """This rank's model chunks, ready for data parallelism, and their optimizer."""
-    recompute = gpt.Recompute(
-        granularity=config.train.recompute_granularity,
-        method=config.train.recompute_method,
-        num_layers=config.train.recompute_num_layers,
-        modules=config.train.recompute_modules,
-    )
+    recompute = recomputed(config, shape, ranks)
     # A CPU has no weights in fp8; of mxfp8's, Megatron would leave the gathering to code that a step here has not.
     on_cpu = ranks.device.type == "cpu"
     precision = replace(config.precision, fp8_param_gather=False) if on_cpu else config.precision
@@ -221,6 +217,22 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens)
+
+
+def recomputed(config: RunConfig, shape: GPTShape, ranks: Ranks) -> gpt.Recompute:
+    """What this rank computes again. Raises SharedMistake where train.recompute's budget is too small for it."""
+    train = config.train
+    if train.recompute is None:
+        return gpt.Recompute(
+            granularity=train.recompute_granularity,
+            method=train.recompute_method,
+            num_layers=train.recompute_num_layers,
+            modules=train.recompute_modules,
+        )
+    plan = recompute_plans(config, ranks.layout.world_size, shape, modules_of(ranks))[ranks.at.pp]
+    if plan.whole_blocks:
+        return gpt.Recompute(granularity="full", method="uniform", num_layers=1)
+    return gpt.Recompute(sublayers=plan.numbers(ranks.layout.vpp))
 
 
 def fusions(config: RunConfig, shape: GPTShape, ranks: Ranks) -> frozenset[str]:
@@ -285,6 +297,9 @@ def announce(run: TrainingRun) -> None:
         ranks.say(f"by import path: {', '.join(config.import_paths)}")
     if fused := described(fusions(config, shape, ranks)):
         ranks.say(f"fused kernels: {fused}")
+    if config.train.recompute is not None:
+        plans = recompute_plans(config, ranks.layout.world_size, shape, modules_of(ranks))
+        ranks.say(f'recomputed for train.recompute = "{config.train.recompute}": {described_plans(plans)}')
     for line in mixers.described(shape, ranks.device):
         ranks.say(line)
     if config.data.reset_attention_mask and shape.has_attention:

@@ -14,7 +14,8 @@ from training.config import recipe
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
-from training.memory.predicted import Modules, Planned, Predicted, fullest
+from training.memory.planned import Modules, Planned
+from training.memory.predicted import Predicted, fullest
 
 SHARE = 0.90
 """Of the card, for what is predicted with CUDA's context and libraries. The rest is for what a prediction misses."""

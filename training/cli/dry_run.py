@@ -23,7 +23,9 @@ from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
 from training.custom.check import check
 from training.memory.layouts import ZERO
-from training.memory.predicted import bytes_per_parameter, of_stages, planned_modules
+from training.memory.planned import planned_modules
+from training.memory.predicted import bytes_per_parameter, of_stages
+from training.memory.recompute_plan import described_plans, recompute_plans, recomputed_flops
 from training.memory.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
 
 MOST_ROWS = 16
@@ -52,7 +54,7 @@ def describe(config: RunConfig, explicit: frozenset[str] = frozenset()) -> str:
         model(config, shape),
         table(config, shape, layout),
         batches(config, layout),
-        compute(config, shape),
+        compute(config, shape, world_size),
         saving(config, shape),
         [f"warning: {text}" for text in missing(config) + warnings.warnings(config, shape, layout)],
     ]
@@ -261,14 +263,18 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
     return [*lines, f"  {learning_schedule(config.optimizer, train).describe()}"]
 
 
-def compute(config: RunConfig, shape: GPTShape) -> list[str]:
+def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:
     """FLOPs per token, and of the whole run."""
     train, seq_length = config.train, config.model.seq_length
     own = flops_per_token(shape, seq_length)
-    done = executed_flops_per_token(config, shape)
+    modules = planned_modules(config)
+    done = executed_flops_per_token(config, shape) + recomputed_flops(config, world_size, shape, modules)
     whole = own * seq_length * batch_schedule(train).consumed_after(train.train_iters)
     again = f" ({done:.4g} with recomputation)" if done != own else ""
-    return [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]
+    lines = [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]
+    if train.recompute is not None:
+        lines.append(f"  recomputed: {described_plans(recompute_plans(config, world_size, shape, modules))}")
+    return lines
 
 
 def saving(config: RunConfig, shape: GPTShape) -> list[str]:

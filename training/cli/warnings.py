@@ -14,7 +14,8 @@ from parallel.layout import Layout, bubble
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import CheckpointConfig, LogConfig, RunConfig
 from training.config.train_config import TrainConfig
-from training.memory.predicted import Planned, Predicted, fullest, planned_modules
+from training.memory.planned import Planned, planned_modules
+from training.memory.predicted import Predicted, fullest
 from training.memory.stage_parameters import checkpoint_bytes
 
 GPUS_PER_NODE = 8
@@ -144,12 +145,12 @@ def _memory(config: RunConfig, shape: GPTShape, held: Predicted) -> Iterator[str
 
 
 def _activations(config: RunConfig, held: Predicted) -> Iterator[str]:
-    if config.model.seq_length < 8192 or config.train.recompute_granularity is not None:
+    if config.model.seq_length < 8192 or config.train.recomputes:
         return
     yield (
         f"no recomputation at seq_length {config.model.seq_length}: about {held.activations / 2**30:.0f} GiB of "
         f"activations on a rank of stage {held.stage}, {held.total / 2**30:.0f} GiB in all. If that does not fit, set "
-        "train.recompute_granularity, or raise parallel.context_parallel_size."
+        "train.recompute, or raise parallel.context_parallel_size."
     )
 
 

@@ -79,7 +79,7 @@ def compile_problems(precision: PrecisionConfig, graphed: bool) -> list[str]:
 
 def graph_problems(
     shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, *,
-    documents_apart: bool, recompute_granularity: str | None, ramp: bool, userbuffers: bool,
+    documents_apart: bool, recomputes: bool, ramp: bool, userbuffers: bool,
 ) -> list[str]:  # fmt: skip
     """What kernels.cuda_graph_impl cannot be with: what changes from one microbatch to the next, and what has not been
     captured and compared yet."""
@@ -91,7 +91,7 @@ def graph_problems(
         "model.window_size: sliding windows were not captured yet": any(shape.window_blocks),
         'precision.dtype = "fp16": it was not captured yet': precision.dtype == "fp16",
         "parallel.nccl_ub: its buffers were not captured yet": parallel.nccl_ub,
-        "train.recompute_granularity: what is recomputed was not captured yet": recompute_granularity is not None,
+        "recomputation (train.recompute, recompute_granularity): it was not captured yet": recomputes,
         f"precision.{precision.products}: its products were not captured yet": precision.products is not None,
         "parallel.context_parallel_size > 1: its exchanges were not captured yet": parallel.context_parallel_size > 1,
         "kernels.tp_comm_overlap: its buffers were not captured yet": userbuffers,

@@ -315,7 +315,7 @@ class RunConfig:
                 found += graph_problems(
                     shape, self.parallel, self.precision,
                     documents_apart=self.data.reset_attention_mask,
-                    recompute_granularity=self.train.recompute_granularity,
+                    recomputes=self.train.recomputes,
                     ramp=self.train.rampup_batch_size is not None,
                     userbuffers=self.kernels.tp_comm_overlap,
                 )  # fmt: skip
@@ -325,7 +325,8 @@ class RunConfig:
             if self.device != "cpu":  # where fp8 and fp4 are off
                 micro = self.train.micro_batch_size
                 found += fp8_problems(self.model, shape, self.parallel, self.precision, micro)
-                found += scale_problems(shape, self.precision, self.train.recompute_granularity)
+                may_be = "full" if self.train.recompute else self.train.recompute_granularity
+                found += scale_problems(shape, self.precision, may_be)
                 found += param_gather_problems(self.parallel, self.precision)
         return found
 

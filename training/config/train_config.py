@@ -1,5 +1,6 @@
 """The section ``train`` of the configuration."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +38,10 @@ class TrainConfig:
 
     eval_iters: int = 10
     """Global batches per evaluation, of each of them. 0: no evaluation."""
+
+    recompute: str | None = None
+    """What is recomputed, chosen from predicted memory: "auto:70GiB" recomputes the attention, MLPs, experts and mixers
+    that cost least, so that no rank is predicted to hold more (GiB, MiB, GB, MB). In place of the next four."""
 
     recompute_granularity: Literal["full", "selective"] | None = None
     """Recompute activations in the backward pass: full = whole layers, selective = recompute_modules.
@@ -100,6 +105,11 @@ class TrainConfig:
         """Whether there are validation losses."""
         return self.eval_interval is not None and self.eval_iters > 0
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass computes anything again, logits aside."""
+        return self.recompute is not None or self.recompute_granularity is not None
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         found = [problem for path in self.callbacks for problem in form_problems("train.callbacks", path)]
@@ -126,6 +136,8 @@ class TrainConfig:
             found.append("train.sample_interval needs train.generate_tokens, tokens of a sample, found 0.")
         if self.generate_tokens and not self.sample_prompts:
             found.append("train.generate_tokens needs train.sample_prompts, found none. Give a text, or 0 tokens.")
+        if self.recompute is not None:
+            found += self._budget_problems(self.recompute)
         full = self.recompute_granularity == "full"
         if full and (self.recompute_method is None or self.recompute_num_layers is None):
             found.append('train.recompute_granularity = "full" needs recompute_method and recompute_num_layers.')
@@ -134,3 +146,28 @@ class TrainConfig:
         if self.recompute_granularity == "selective" and not self.recompute_modules:
             found.append('train.recompute_granularity = "selective" needs recompute_modules, such as "core_attn".')
         return found
+
+    def _budget_problems(self, recompute: str) -> list[str]:
+        if not BUDGET.fullmatch(recompute):
+            return [f'train.recompute: expected a budget, such as "auto:70GiB", found "{recompute}".']
+        also = {
+            "recompute_granularity": self.recompute_granularity is not None,
+            "cpu_offloading_num_layers": self.cpu_offloading_num_layers > 0,
+            "compile": self.compile,
+        }
+        return [
+            f"train.recompute chooses by predicted memory, which train.{name} changes: set one of them."
+            for name, there in also.items()
+            if there
+        ]
+
+
+BUDGET = re.compile(r"auto:(\d+(?:\.\d+)?)([GM])(i?)B")
+
+
+def recompute_budget(recompute: str) -> float:
+    """Bytes of a valid train.recompute."""
+    found = BUDGET.fullmatch(recompute)
+    assert found is not None, recompute
+    number, unit, binary = found.groups()
+    return float(number) * (1024 if binary else 1000) ** {"M": 2, "G": 3}[unit]

@@ -56,6 +56,15 @@ def block_bytes(columns: MemoryColumns, *, experts: bool) -> BlockBytes:
     return BlockBytes(kept=whole + scores - again + kept_output, working=again + wide)
 
 
+def spared_bytes(columns: MemoryColumns, *, experts: bool) -> tuple[Column, Column]:
+    """Of attention, and of the MLP or experts behind it: what each does not keep where it is computed again from its
+    own input."""
+    attention, mlp = attention_sublayer_bytes(columns), mlp_sublayer_bytes(columns, experts=experts)
+    nothing_recomputed = block_bytes(columns, experts=experts).kept
+    beside = (nothing_recomputed - attention - mlp) / 2  # norms behind them, masks of dropout
+    return attention + beside - stream_bytes(columns), mlp + beside - stream_bytes(columns)
+
+
 def norm_bytes(columns: MemoryColumns) -> Column:
     """Of the norm before a sublayer: what it reads, and what products then read."""
     model, width, stream = columns.model, element_bytes(columns), stream_bytes(columns)

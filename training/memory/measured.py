@@ -20,7 +20,8 @@ from parallel.untrusted import read_text
 from training.config.run_config import RunConfig
 from training.health.stragglers import gathered_rows
 from training.loop import Callback
-from training.memory.predicted import Modules, Predicted, of_stage, size
+from training.memory.planned import Modules
+from training.memory.predicted import Predicted, of_stage, size
 from training.progress import Progress
 from training.step import StepResult
 

@@ -14,9 +14,12 @@ from training.memory.activations import (
     element_bytes,
     mlp_sublayer_bytes,
     norm_bytes,
+    spared_bytes,
     stream_bytes,
 )
 from training.memory.cases import Column, MemoryColumns, tokens
+
+ATTENTION_AND_MLP = frozenset({"*-", "+-", "*E", "+E"})
 
 
 def kind_bytes(columns: MemoryColumns, kind: str) -> BlockBytes:
@@ -28,6 +31,14 @@ def kind_bytes(columns: MemoryColumns, kind: str) -> BlockBytes:
     return BlockBytes(
         kept=np.where(full, stream, whole), working=np.where(full, whole - stream, 0.0) + wide + 2 * stream
     )
+
+
+def spared_by_sublayer(columns: MemoryColumns, kind: str) -> tuple[Column, ...]:
+    """Of each sublayer of a block, by the letters of ``GPTShape.blocks``: what it does not keep where it is computed
+    again from its own input. columns: of layouts that recompute nothing."""
+    if kind in ATTENTION_AND_MLP:
+        return spared_bytes(columns, experts="E" in kind)
+    return tuple(_sublayer(columns, symbol) - stream_bytes(columns) for symbol in kind)
 
 
 def _sublayer(columns: MemoryColumns, symbol: str) -> Column:

@@ -10,7 +10,8 @@ from parallel.launch import Identity
 from training.config.run_config import RunConfig
 from training.memory.oom_candidates import AlteredPlan, altered, stage_fields
 from training.memory.peak import SAFE_SHARE
-from training.memory.predicted import Modules, Planned, Predicted, fullest, largest_first, size
+from training.memory.planned import Modules, Planned
+from training.memory.predicted import Predicted, fullest, largest_first, size
 
 SHOWN = 3
 LESS = 0.9

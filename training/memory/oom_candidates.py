@@ -11,8 +11,8 @@ from models.shapes import GPTShape
 from parallel.layout import bubble, replica_size
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig, batch_schedule
-from training.config.train_config import RecomputeModule
-from training.memory.predicted import Planned
+from training.config.train_config import RecomputeModule, recompute_budget
+from training.memory.planned import Planned
 
 TOGETHER = 3
 """Changes that are tried at once."""
@@ -22,11 +22,13 @@ SHORTEST_PIECE = 1024
 """Tokens of a sequence on one context rank; below, a ring of them is all latency."""
 LOSS_CHUNK_TOKENS = 1024
 """Enough for the output layer's products to fill a GPU."""
+LOWER_BUDGETS = (0.9, 0.8, 0.6)
+"""Of train.recompute's."""
 SLOWER = {
     # Rough, for the order alone (tools.plan prices layouts): of each doubling, beside bubble and recomputation.
     "tp": 0.08, "pp": 0.03, "cp": 0.05, "ep": 0.04, "micro-batch": 0.02, "states": 0.001, "shards": 0.1,
     "ranks": 1.0, "remainders": 0.002, "bf16 moments": 0.02, "host": 0.3,
-    "activations": 0.2,
+    "activations": 0.2, "budget": 0.05,
 }  # fmt: skip
 
 Value = int | bool | str | tuple[str, ...] | None
@@ -155,6 +157,10 @@ def _micro_batches(config: RunConfig) -> list[Change]:
 def _recomputations(config: RunConfig, shape: GPTShape) -> list[Change]:
     """Selective, of the widest module, then full: what is recomputed already is no choice."""
     train = config.train
+    if train.recompute is not None:
+        budget = recompute_budget(train.recompute) / 2**20
+        lower = [f"auto:{budget * share:.0f}MiB" for share in LOWER_BUDGETS]
+        return [Change(axis="recompute", fields={"train.recompute": each}, slower=SLOWER["budget"]) for each in lower]
     found: list[dict[str, Value]] = []
     full: dict[str, Value] = {
         "train.recompute_granularity": "full",
@@ -191,7 +197,8 @@ def _offloaded(config: RunConfig, shape: GPTShape) -> list[Change]:
     parallel = config.parallel
     chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
     blocks = -(-shape.num_layers // chunks)
-    if config.train.cpu_offloading_num_layers >= blocks or config.train.recompute_granularity == "full":
+    train = config.train
+    if train.cpu_offloading_num_layers >= blocks or train.recompute_granularity == "full" or train.recompute:
         return []
     fields: dict[str, Value] = {"train.cpu_offloading_num_layers": blocks}
     return [Change(axis="activations", fields=fields, slower=SLOWER["activations"])]

@@ -1,6 +1,6 @@
 """Bytes on the fullest rank of each case, by category."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -21,7 +21,7 @@ from training.memory.activations import (
 from training.memory.cases import FORMATS, Column, ColumnGroup, MemoryColumns, tokens
 from training.memory.gathered import gathered_bytes
 from training.memory.layouts import Candidate
-from training.memory.mixers import kind_bytes
+from training.memory.mixers import ATTENTION_AND_MLP, kind_bytes
 from training.memory.stage_parameters import FP4_COPIES, FP8_COPIES
 from training.memory.states import Blocks, BlockStack, state_bytes
 
@@ -59,9 +59,14 @@ def workspace_bytes(layout: ColumnGroup) -> Column:
     return np.asarray(LIBRARY_BYTES + GROUP_BYTES * (axes > 1).sum(axis=0))
 
 
-def memory(columns: MemoryColumns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> PeakBytes:
+def memory(
+    columns: MemoryColumns,
+    shapes: Sequence[GPTShape],
+    layouts: Sequence[Candidate],
+    adjusted: Callable[[PeakBytes], PeakBytes] = lambda found: found,
+) -> PeakBytes:
     """Computes the first stage, the second, the last, and the first of those with the most mixtures of experts: others
-    hold no more than these."""
+    hold no more than these. adjusted: of each stage, before the fullest is taken."""
     known = {key: BlockStack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
     stacks = [known[id(shape)] for shape in shapes]
     looked_at = [
@@ -71,14 +76,30 @@ def memory(columns: MemoryColumns, shapes: Sequence[GPTShape], layouts: Sequence
     ]
     if any(any(shape.moe_blocks) and not all(shape.moe_blocks) for shape in shapes):
         looked_at.append([stack.richest(layout) for stack, layout in zip(stacks, layouts, strict=True)])
-    best, *others = (stage_memory(columns, stacks, layouts, stages) for stages in looked_at)
+    best, *others = (adjusted(stage_memory(columns, stacks, layouts, stages)) for stages in looked_at)
     for found in others:
         best = _fuller(best, found)
     return best
 
 
+class Recomputed(NamedTuple):
+    """Beside what the layouts recompute: sublayers of some blocks, each from its own input."""
+
+    spared: Column | float = 0.0
+    """Bytes that all of them together do not keep, of a microbatch."""
+    largest: Column | float = 0.0
+    """Of these, the bytes of the one that spares most, which are back while its backward pass runs."""
+
+
+AS_LAID_OUT = Recomputed()
+
+
 def stage_memory(
-    columns: MemoryColumns, stacks: Sequence[BlockStack], layouts: Sequence[Candidate], stages: Sequence[int]
+    columns: MemoryColumns,
+    stacks: Sequence[BlockStack],
+    layouts: Sequence[Candidate],
+    stages: Sequence[int],
+    recomputed: Recomputed = AS_LAID_OUT,
 ) -> PeakBytes:
     """Of one stage of each case."""
     looked_at = list(zip(stacks, layouts, stages, strict=True))
@@ -102,7 +123,7 @@ def stage_memory(
         weights=weights + casts,
         gradients=gradients,
         optimizer=optimizer,
-        activations=_activations(columns, number, (plain, mixtures), _others(own), crowded)
+        activations=_activations(columns, number, (plain, mixtures), _others(own), crowded, recomputed)
         + gathered_bytes(columns, number, (dense, expert), plain + mixtures),
         workspace=workspace_bytes(layout) + software.bucket_bytes,
         stage=number,
@@ -155,9 +176,6 @@ def _crowding(stack: BlockStack, layout: Candidate, stage: int, depths: int) -> 
     return crowding((*own, last + depths), stage, layout.pp, layout.microbatches)
 
 
-ATTENTION_AND_MLP = frozenset({"*-", "+-", "*E", "+E"})
-
-
 def _others(own: Sequence[Blocks]) -> dict[str, Column]:
     """How many blocks each case has of each kind that is not attention and an MLP: of hybrids."""
     kinds = dict.fromkeys(kind for each in own for kind in each.kinds if kind not in ATTENTION_AND_MLP)
@@ -165,7 +183,12 @@ def _others(own: Sequence[Blocks]) -> dict[str, Column]:
 
 
 def _activations(
-    columns: MemoryColumns, stage: Column, blocks: tuple[Column, Column], others: dict[str, Column], crowded: Column
+    columns: MemoryColumns,
+    stage: Column,
+    blocks: tuple[Column, Column],
+    others: dict[str, Column],
+    crowded: Column,
+    recomputed: Recomputed,
 ) -> Column:
     """blocks: without experts, and with; others: those of them that ``_others`` counts. crowded: of each case all of
     ``Crowding``."""
@@ -180,6 +203,7 @@ def _activations(
         of_kind = kind_bytes(columns, kind)
         kept = kept + np.where(number > 0, number * of_kind.kept, 0.0)
         working = np.maximum(working, np.where(number > 0, of_kind.working, 0.0))
+    kept, working = kept - recomputed.spared, working + recomputed.largest
     last = stage == columns.layout.pp - 1
     loss = loss_bytes(columns) * (1 + columns.model.extra_heads)
     loss = np.where(last, np.maximum(loss, depth_bytes(columns)), 0.0)

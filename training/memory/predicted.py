@@ -7,42 +7,23 @@ are Transformer Engine's or ours and no ``megatron`` field changes them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.shapes import GPTShape
-from models.sizes import sizes
-from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.stages import layers_per_chunk
-from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import RunConfig, batch_schedule
-from training.config.train_config import TrainConfig
-from training.memory.cases import Column, MemoryCase, MemoryColumns
-from training.memory.layouts import ZERO, Candidate, Recompute
-from training.memory.peak import PeakBytes, memory, stage_memory
-from training.memory.software import OURS, Software, sharded
+from parallel.config import ParallelConfig
+from training.config.run_config import RunConfig
+from training.config.train_config import TrainConfig, recompute_budget
+from training.memory.cases import Column
+from training.memory.layouts import Candidate, Recompute
+from training.memory.peak import AS_LAID_OUT, PeakBytes, Recomputed, memory, stage_memory
+from training.memory.planned import Modules, Planned, candidate, columns_of, planned_modules, program
+from training.memory.recompute_plan import recompute_plans
 from training.memory.stage_parameters import product_copies
 from training.memory.states import BlockStack, HeldParameters, States, states
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "workspace")
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Planned:
-    """A configuration on so many ranks."""
-
-    config: RunConfig
-    world_size: int
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Modules:
-    """What a rank's model is made of."""
-
-    cuda: bool
-    """CUDA's context and NCCL's buffers come on top."""
-    transformer_engine: bool
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -71,10 +52,14 @@ class Predicted:
 def fullest(planned: Sequence[Planned], shape: GPTShape, modules: Modules) -> list[Predicted]:
     """Of each configuration the rank that holds most."""
     layouts = [candidate(each.config, each.world_size, shape.num_layers) for each in planned]
-    columns = _columns(planned, layouts, shape, modules)
-    found = memory(columns, [shape] * len(layouts), layouts)
-    found.activations = _some_recomputed(planned, layouts, shape, modules, found)
-    found.activations = _some_offloaded(planned, layouts, shape, modules, found)
+    columns = columns_of(planned, layouts, shape, modules)
+
+    def adjusted(found: PeakBytes) -> PeakBytes:
+        for activations in (_some_recomputed, _some_offloaded, _within_budgets):
+            found.activations = activations(planned, layouts, shape, modules, found)
+        return found
+
+    found = memory(columns, [shape] * len(layouts), layouts, adjusted)
     return [_predicted(found, number, modules) for number in range(len(layouts))]
 
 
@@ -89,17 +74,19 @@ def of_stages(
     """A rank of each of these pipeline stages."""
     planned = [Planned(config=config, world_size=world_size)] * len(stages)
     layouts = [candidate(config, world_size, shape.num_layers)] * len(stages)
-    stack = [BlockStack(shape)] * len(stages)
-    found = stage_memory(_columns(planned, layouts, shape, modules), stack, layouts, stages)
+    stack, chosen = [BlockStack(shape)] * len(stages), AS_LAID_OUT
+    if config.train.recompute is not None:
+        plans = recompute_plans(config, world_size, shape, modules)
+        own = [plans[stage] for stage in stages]
+        layouts = [
+            replace(layout, recompute="full" if plan.whole_blocks else "none")
+            for layout, plan in zip(layouts, own, strict=True)
+        ]
+        chosen = Recomputed(*np.array([plan.memory for plan in own]).T)
+    found = stage_memory(columns_of(planned, layouts, shape, modules), stack, layouts, stages, chosen)
     found.activations = _some_recomputed(planned, layouts, shape, modules, found)
     found.activations = _some_offloaded(planned, layouts, shape, modules, found)
     return [_predicted(found, number, modules) for number in range(len(stages))]
-
-
-def planned_modules(config: RunConfig) -> Modules:
-    """Of a run that is planned on another machine: on GPUs Transformer Engine's, but for ``device = "cpu"``."""
-    gpu = config.device != "cpu"
-    return Modules(cuda=gpu, transformer_engine=gpu)
 
 
 def bytes_per_parameter(config: RunConfig, world_size: int, num_layers: int) -> States:
@@ -113,16 +100,6 @@ def bytes_per_parameter(config: RunConfig, world_size: int, num_layers: int) -> 
     own = states(HeldParameters(1, 0), alone, software)
     casts = 0 if config.parallel.fully_sharded else product_copies(config.precision)
     return own._replace(weights=own.weights + casts)
-
-
-def _columns(
-    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules
-) -> MemoryColumns:
-    model = sizes(shape, planned[0].config.model.seq_length)
-    programs = [program(each.config, modules) for each in planned]
-    return MemoryColumns(
-        [MemoryCase(model=model, layout=layout, software=own) for layout, own in zip(layouts, programs, strict=True)]
-    )
 
 
 def _predicted(found: PeakBytes, number: int, modules: Modules) -> Predicted:
@@ -143,9 +120,7 @@ def _some_recomputed(
     shares = np.array([_kept_share(each, shape) for each in planned])
     if not np.any(shares > 0):
         return found.activations
-    kept = [replace(layout, recompute="none") for layout in layouts]
-    stacks, stages = [BlockStack(shape)] * len(layouts), [int(stage) for stage in found.stage]
-    whole = stage_memory(_columns(planned, kept, shape, modules), stacks, kept, stages).activations
+    whole = _if_recomputed("none", shares > 0, planned, layouts, shape, modules, found)
     return found.activations * (1 - shares) + whole * shares
 
 
@@ -157,10 +132,37 @@ def _some_offloaded(
     shares = np.array([_offloaded_share(each, shape) for each in planned]) * modules.cuda
     if not np.any(shares > 0):
         return found.activations
-    lean = [replace(layout, recompute="full") for layout in layouts]
-    stacks, stages = [BlockStack(shape)] * len(layouts), [int(stage) for stage in found.stage]
-    least = stage_memory(_columns(planned, lean, shape, modules), stacks, lean, stages).activations
+    least = _if_recomputed("full", shares > 0, planned, layouts, shape, modules, found)
     return found.activations * (1 - shares) + np.minimum(least, found.activations) * shares
+
+
+def _within_budgets(
+    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules, found: PeakBytes
+) -> Column:
+    """Where train.recompute chooses: as much as is left of its budget, between all kept and all recomputed."""
+    budgets = np.array([_budget(each.config.train) for each in planned])
+    if np.all(np.isinf(budgets)):
+        return found.activations
+    beside = found.total - found.activations - (0.0 if modules.cuda else found.workspace)
+    least = _if_recomputed("full", np.isfinite(budgets), planned, layouts, shape, modules, found)
+    return np.clip(budgets - beside, np.minimum(least, found.activations), found.activations)
+
+
+def _budget(train: TrainConfig) -> float:
+    return math.inf if train.recompute is None else recompute_budget(train.recompute)
+
+
+def _if_recomputed(
+    recompute: Recompute, where: NDArray[np.bool_], planned: Sequence[Planned], layouts: Sequence[Candidate],
+    shape: GPTShape, modules: Modules, found: PeakBytes,
+) -> Column:  # fmt: skip
+    """Activations of the same stages if all their blocks were recomputed so; elsewhere as found."""
+    at = np.flatnonzero(where)
+    own, stages = [replace(layouts[number], recompute=recompute) for number in at], found.stage[at].astype(int)
+    columns = columns_of([planned[number] for number in at], own, shape, modules)
+    activations = found.activations.copy()
+    activations[at] = stage_memory(columns, [BlockStack(shape)] * len(own), own, list(stages)).activations
+    return activations
 
 
 def _offloaded_share(planned: Planned, shape: GPTShape) -> float:
@@ -177,75 +179,6 @@ def _kept_share(planned: Planned, shape: GPTShape) -> float:
 
 def _chunks(parallel: ParallelConfig) -> int:
     return parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
-
-
-def program(config: RunConfig, modules: Modules) -> Software:
-    """What memory depends on, of pretrain_gpt.py with these settings."""
-    wide = config.precision.dtype == "fp32" or config.precision.grad_reduce_in_fp32
-    own = replace(
-        OURS,
-        transformer_engine=modules.transformer_engine,
-        main_gradient_bytes=4 if wide else 2,
-        fp8_weights=config.precision.fp8_param_gather,
-        loss_chunk_tokens=config.train.cross_entropy_chunk_tokens or math.inf,
-        **kept_state(config.optimizer),
-    )
-    return sharded(own, ZERO[config.parallel.sharding])
-
-
-STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-
-
-def kept_state(optimizer: OptimizerConfig) -> dict[str, Any]:
-    """Fields of Software; of a share that is offloaded, as if every parameter were cut there."""
-    if optimizer.optimizer_cpu_offload:
-        away = optimizer.optimizer_offload_fraction
-        here = {"main_param_bytes": 4 * (1 - away), "moment_bytes": 8 * (1 - away)}
-        return here | {"keeps_fp32_gradients": False, "host_state": away}
-    if optimizer.use_precision_aware_optimizer:
-        moments = STATE_BYTES[optimizer.exp_avg_dtype] + STATE_BYTES[optimizer.exp_avg_sq_dtype]
-        return {"main_param_bytes": 2, "moment_bytes": moments, "keeps_fp32_gradients": False}
-    return {}
-
-
-def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:
-    """The layout of a configuration, in the planner's terms."""
-    layout, parallel, train = config.layout(world_size), config.parallel, config.train
-    batch = batch_schedule(train).sizes()[-1]
-    return Candidate(
-        tp=layout.tp,
-        pp=layout.pp,
-        vpp=layout.vpp,
-        cp=layout.cp,
-        ep=layout.ep,
-        etp=layout.etp,
-        dp=layout.dp,
-        mbs=train.micro_batch_size,
-        microbatches=max(1, batch // (train.micro_batch_size * layout.dp)),
-        recompute=_recompute(train),
-        zero=ZERO[parallel.sharding],
-        copies=parallel.num_distributed_optimizer_instances,
-        overlap=parallel.overlap_grad_reduce or parallel.fully_sharded,
-        sequence_parallel=parallel.sequence_parallel,
-        precision=planned_precision(config.precision),
-        chunk_layers=tuple(layers_per_chunk(parallel, num_layers)),
-    )
-
-
-def planned_precision(precision: PrecisionConfig) -> str:
-    """As the planner names what is multiplied in: bf16, fp16, fp32, fp8, nvfp4."""
-    return {"fp8": "fp8", "fp4": precision.fp4_recipe}.get(precision.products or "", precision.dtype)
-
-
-def _recompute(train: TrainConfig) -> Recompute:
-    """Of several selected modules the largest; flash attention leaves nothing of core_attn to be saved."""
-    if train.recompute_granularity == "full":
-        return "full"
-    if train.recompute_granularity == "selective":
-        if "moe" in train.recompute_modules:
-            return "moe"
-        return "mlp" if "mlp" in train.recompute_modules else "none"
-    return "none"
 
 
 def size(number: float) -> str:

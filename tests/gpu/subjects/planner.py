@@ -12,7 +12,7 @@ from tools.clusters import Cluster
 from tools.plan.search.pricing import price
 from tools.plan.search.request import PlanRequest
 from training.config.run_config import RunConfig
-from training.memory.predicted import candidate
+from training.memory.planned import candidate
 
 
 def planner(run: SubjectRun) -> None:

@@ -30,7 +30,8 @@ from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.memory.activations import LARGEST_BLOCK
 from training.memory.layouts import Candidate
-from training.memory.predicted import Modules, of_stage
+from training.memory.planned import Modules
+from training.memory.predicted import of_stage
 from training.memory.states import BlockStack, states
 
 
@@ -45,11 +46,10 @@ def question(model: str, layout: Candidate, seq: int) -> PlanRequest:
 
 
 def traced(
-    tmp_path: Path, asked: PlanRequest, layout: Candidate, stage: int, *, real: bool = False, piece: int | None = None
+    tmp_path: Path, asked: PlanRequest, layout: Candidate, stage: int, *, real: bool = False, **train_fields: Any
 ) -> dict[str, Any]:
-    """In a fork, since megatron-core's groups are a process's own. Experts are chosen in balance in any case. piece:
-    train.cross_entropy_chunk_tokens."""
-    config = in_pieces(command.traceable(configuration(asked, layout)), piece)
+    """In a fork, since megatron-core's groups are a process's own. Experts are chosen in balance in any case."""
+    config = trained(asked, layout, **train_fields)
     recipe, answer = tmp_path / "traced.toml", tmp_path / "answer.json"
     recipe.write_text(dump(config))
     rank = config.layout(asked.num_gpus).rank(Coordinates(dp=0, pp=stage, cp=0, tp=0))
@@ -68,10 +68,12 @@ def traced(
     return found
 
 
-def in_pieces(config: RunConfig, tokens: int | None) -> RunConfig:
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, cross_entropy_chunk_tokens=tokens))
+def trained(asked: PlanRequest, layout: Candidate, **fields: Any) -> RunConfig:
+    config = command.traceable(configuration(asked, layout))
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **fields))
 
 
+CPU = Modules(cuda=False, transformer_engine=False)
 TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
 
 
@@ -166,9 +168,9 @@ def test_so_are_losses_in_pieces(tmp_path: Path, precision: str, piece: int) -> 
     """The last stage of 16 has a vocabulary of 128,256 and two blocks."""
     layout = Candidate(pp=16, microbatches=16, recompute="full", precision=precision)
     asked = question("llama3_8b", layout, 4096)
-    config = in_pieces(command.traceable(configuration(asked, layout)), piece)
-    expected = of_stage(config, 16, asked.shape, Modules(cuda=False, transformer_engine=False), 15).activations
-    assert traced(tmp_path, asked, layout, 15, piece=piece)["activations"] == pytest.approx(expected, rel=0.05)
+    pieces = {"cross_entropy_chunk_tokens": piece}
+    expected = of_stage(trained(asked, layout, **pieces), 16, asked.shape, CPU, 15).activations
+    assert traced(tmp_path, asked, layout, 15, **pieces)["activations"] == pytest.approx(expected, rel=0.05)
 
 
 def test_experts_are_traced_in_balance(tmp_path: Path) -> None:
@@ -354,6 +356,36 @@ def test_formulas_know_what_recomputation_needs(
     asked = question(model, layout, 2048)
     found = traced(tmp_path, asked, layout, stage)
     assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "model, layout, stage, keeps",
+    [
+        ("llama32_1b", BIG, 0, 0.7),
+        ("llama32_1b", BIG, 0, 0.3),
+        ("llama32_1b", dataclasses.replace(BIG, pp=2, vpp=4), 0, 0.5),
+        ("gemma3_1b", Candidate(tp=1, pp=2, microbatches=4), 0, 0.5),
+        ("qwen3_30b_a3b", Candidate(pp=8, ep=8, dp=8, microbatches=8), 0, 0.6),
+        ("nemotron_h_8b", Candidate(tp=2, pp=4, microbatches=4), 0, 0.5),
+    ],
+    ids=["some", "most", "interleaved", "windows", "experts", "hybrid"],
+)
+def test_formulas_know_what_is_chosen_to_be_recomputed(
+    tmp_path: Path, model: str, layout: Candidate, stage: int, keeps: float
+) -> None:
+    """keeps: share that the budget leaves of what recomputation would spare."""
+    asked = question(model, layout, 2048)
+    ends = [
+        of_stage(trained(asked, end), asked.num_gpus, asked.shape, CPU, stage)
+        for end in (dataclasses.replace(layout, recompute="full"), layout)
+    ]
+    budget = ends[0].tensors + keeps * (ends[1].tensors - ends[0].tensors)
+    chosen = {"recompute": f"auto:{budget / 2**20:.3f}MiB"}
+    expected = of_stage(trained(asked, layout, **chosen), asked.num_gpus, asked.shape, CPU, stage)
+    assert 0.8 * budget < expected.tensors <= budget
+    assert traced(tmp_path, asked, layout, stage, **chosen)["activations"] == pytest.approx(
+        expected.activations, rel=0.05
+    )
 
 
 def test_what_cannot_be_traced_is_said() -> None:

@@ -20,7 +20,8 @@ from training.cli.dry_run import describe, grid
 from training.cli.parse import parse_config
 from training.config.recipe import load
 from training.config.run_config import RunConfig
-from training.memory.predicted import Modules, Planned, bytes_per_parameter, fullest
+from training.memory.planned import Modules, Planned
+from training.memory.predicted import bytes_per_parameter, fullest
 from training.memory.stage_parameters import stages
 
 DEMO, DEBUG = "slurm/recipes/demo.toml", "slurm/recipes/debug.toml"

@@ -8,7 +8,8 @@ from models.resolve import resolve
 from parallel.launch import Identity
 from training.cli.parse import parse_config
 from training.memory.oom_advice import Room, advice
-from training.memory.predicted import Modules, Planned, fullest
+from training.memory.planned import Modules, Planned
+from training.memory.predicted import fullest
 
 GPU = Modules(cuda=True, transformer_engine=True)
 H100 = Room(bytes=79.1 * 2**30, words="the card's {}")

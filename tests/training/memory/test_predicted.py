@@ -15,7 +15,8 @@ from tests.training.memory.by_hand import rank_bytes
 from training.cli.parse import parse_config
 from training.config.run_config import RunConfig
 from training.memory.measured import MeasuredBytes, sentence
-from training.memory.predicted import Modules, Planned, Predicted, fullest, of_stage
+from training.memory.planned import Modules, Planned
+from training.memory.predicted import Predicted, fullest, of_stage
 from training.memory.stage_parameters import stages
 
 CPU = Modules(cuda=False, transformer_engine=False)

@@ -19,7 +19,7 @@ from tools.plan.search.request import PlanRequest
 from training.memory.cases import Column
 from training.memory.layouts import Candidate, Zero
 from training.memory.peak import ATTENTION_AND_MLP, SAFE_SHARE, PeakBytes, memory
-from training.memory.predicted import kept_state
+from training.memory.planned import kept_state
 from training.memory.software import OURS, Software, sharded
 from training.memory.states import BlockStack, HeldParameters, states
 

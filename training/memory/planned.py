@@ -1,0 +1,119 @@
+"""A configuration in the terms of the planner's formulas: its layout, and what the program does with memory."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from models.shapes import GPTShape
+from models.sizes import sizes
+from parallel.config import PrecisionConfig
+from parallel.stages import layers_per_chunk
+from training.config.optimizer_config import OptimizerConfig
+from training.config.run_config import RunConfig, batch_schedule
+from training.config.train_config import TrainConfig
+from training.memory.cases import MemoryCase, MemoryColumns
+from training.memory.layouts import ZERO, Candidate, Recompute
+from training.memory.software import OURS, Software, sharded
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Planned:
+    """A configuration on so many ranks."""
+
+    config: RunConfig
+    world_size: int
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Modules:
+    """What a rank's model is made of."""
+
+    cuda: bool
+    """CUDA's context and NCCL's buffers come on top."""
+    transformer_engine: bool
+
+
+def planned_modules(config: RunConfig) -> Modules:
+    """Of a run that is planned on another machine: on GPUs Transformer Engine's, but for ``device = "cpu"``."""
+    gpu = config.device != "cpu"
+    return Modules(cuda=gpu, transformer_engine=gpu)
+
+
+def columns_of(
+    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules
+) -> MemoryColumns:
+    model = sizes(shape, planned[0].config.model.seq_length)
+    programs = [program(each.config, modules) for each in planned]
+    return MemoryColumns(
+        [MemoryCase(model=model, layout=layout, software=own) for layout, own in zip(layouts, programs, strict=True)]
+    )
+
+
+def program(config: RunConfig, modules: Modules) -> Software:
+    """What memory depends on, of pretrain_gpt.py with these settings."""
+    wide = config.precision.dtype == "fp32" or config.precision.grad_reduce_in_fp32
+    own = replace(
+        OURS,
+        transformer_engine=modules.transformer_engine,
+        main_gradient_bytes=4 if wide else 2,
+        fp8_weights=config.precision.fp8_param_gather,
+        loss_chunk_tokens=config.train.cross_entropy_chunk_tokens or math.inf,
+        **kept_state(config.optimizer),
+    )
+    return sharded(own, ZERO[config.parallel.sharding])
+
+
+STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+
+def kept_state(optimizer: OptimizerConfig) -> dict[str, Any]:
+    """Fields of Software; of a share that is offloaded, as if every parameter were cut there."""
+    if optimizer.optimizer_cpu_offload:
+        away = optimizer.optimizer_offload_fraction
+        here = {"main_param_bytes": 4 * (1 - away), "moment_bytes": 8 * (1 - away)}
+        return here | {"keeps_fp32_gradients": False, "host_state": away}
+    if optimizer.use_precision_aware_optimizer:
+        moments = STATE_BYTES[optimizer.exp_avg_dtype] + STATE_BYTES[optimizer.exp_avg_sq_dtype]
+        return {"main_param_bytes": 2, "moment_bytes": moments, "keeps_fp32_gradients": False}
+    return {}
+
+
+def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:
+    """The layout of a configuration, in the planner's terms."""
+    layout, parallel, train = config.layout(world_size), config.parallel, config.train
+    batch = batch_schedule(train).sizes()[-1]
+    return Candidate(
+        tp=layout.tp,
+        pp=layout.pp,
+        vpp=layout.vpp,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
+        dp=layout.dp,
+        mbs=train.micro_batch_size,
+        microbatches=max(1, batch // (train.micro_batch_size * layout.dp)),
+        recompute=_recompute(train),
+        zero=ZERO[parallel.sharding],
+        copies=parallel.num_distributed_optimizer_instances,
+        overlap=parallel.overlap_grad_reduce or parallel.fully_sharded,
+        sequence_parallel=parallel.sequence_parallel,
+        precision=planned_precision(config.precision),
+        chunk_layers=tuple(layers_per_chunk(parallel, num_layers)),
+    )
+
+
+def planned_precision(precision: PrecisionConfig) -> str:
+    """As the planner names what is multiplied in: bf16, fp16, fp32, fp8, nvfp4."""
+    return {"fp8": "fp8", "fp4": precision.fp4_recipe}.get(precision.products or "", precision.dtype)
+
+
+def _recompute(train: TrainConfig) -> Recompute:
+    """Of several selected modules the largest; flash attention leaves nothing of core_attn to be saved."""
+    if train.recompute_granularity == "full":
+        return "full"
+    if train.recompute_granularity == "selective":
+        if "moe" in train.recompute_modules:
+            return "moe"
+        return "mlp" if "mlp" in train.recompute_modules else "none"
+    return "none"
