@@ -138,7 +138,7 @@ TORCHTITAN: tuple[Row, ...] = (
     ("[parallelism] expert_tensor_parallel_degree", ("parallel.expert_tensor_parallel_size",), ""),
     ("[activation_checkpoint] mode", ("train.recompute_granularity",), '"selective", "full"; "none" is None'),
     ("[activation_checkpoint] selective_ac_option", ("train.recompute_modules",), "modules, not operations"),
-    ("[activation_checkpoint] memory_budget", (), "python -m tools.plan chooses what is recomputed"),
+    ("[activation_checkpoint] memory_budget", ("train.recompute",), "\"auto:70GiB\": bytes on a rank, not a share"),
     ("[compile] enable", ("train.compile",), "each block, as there"),
     ("[quantize.linear.float8] recipe_name", ("precision.fp8_recipe",), ""),
     ("[checkpoint] folder", ("run_dir",), "RUN_DIR/checkpoints"),

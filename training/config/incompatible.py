@@ -91,7 +91,7 @@ def graph_problems(
         "model.window_size: sliding windows were not captured yet": any(shape.window_blocks),
         'precision.dtype = "fp16": it was not captured yet': precision.dtype == "fp16",
         "parallel.nccl_ub: its buffers were not captured yet": parallel.nccl_ub,
-        "recomputation (train.recompute, recompute_granularity): it was not captured yet": recomputes,
+        "train.recompute or recompute_granularity: what is recomputed was not captured yet": recomputes,
         f"precision.{precision.products}: its products were not captured yet": precision.products is not None,
         "parallel.context_parallel_size > 1: its exchanges were not captured yet": parallel.context_parallel_size > 1,
         "kernels.tp_comm_overlap: its buffers were not captured yet": userbuffers,

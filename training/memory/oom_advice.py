@@ -100,7 +100,7 @@ def _leanest(asked: Planned, shape: GPTShape, world_size: int, ranks_per_node: i
     """Layouts of so many ranks that recompute and shard whatever they can."""
     config = asked.config
     train = dataclasses.replace(
-        config.train, micro_batch_size=1, recompute_granularity="full", recompute_method="uniform",
+        config.train, micro_batch_size=1, recompute=None, recompute_granularity="full", recompute_method="uniform",
         recompute_num_layers=1, rampup_batch_size=None,
     )  # fmt: skip
     for tp in _powers(min(ranks_per_node, world_size)):

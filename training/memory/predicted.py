@@ -157,7 +157,7 @@ def _if_recomputed(
     shape: GPTShape, modules: Modules, found: PeakBytes,
 ) -> Column:  # fmt: skip
     """Activations of the same stages if all their blocks were recomputed so; elsewhere as found."""
-    at = np.flatnonzero(where)
+    at = np.flatnonzero(where).tolist()
     own, stages = [replace(layouts[number], recompute=recompute) for number in at], found.stage[at].astype(int)
     columns = columns_of([planned[number] for number in at], own, shape, modules)
     activations = found.activations.copy()

@@ -223,7 +223,7 @@ def test_the_debug_recipe_has_none() -> None:
         (
             "--device cuda --kernels.cuda_graph_impl local --train.recompute_granularity selective",
             1,
-            ['"local" cannot be with train.recompute_granularity'],
+            ['"local" cannot be with train.recompute or recompute_granularity'],
         ),
         (
             "--device cuda --kernels.cuda_graph_impl local --model.shape deepseek_v2_tiny --precision.dtype fp16",
