@@ -5,7 +5,6 @@ it means is reached.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -52,19 +51,16 @@ def range_problems(config: Any) -> list[str]:
     """Values of a configuration that no type of a field allows, or that are larger than any of its kind. Defaults are
     sound: thousands of configurations are looked at when memory is short, and most fields are at theirs."""
     found: list[str] = []
-    whole: Any = type(config)
-    sections = {name for name, kind, _ in _fields(whole) if dataclasses.is_dataclass(kind)}
-    for name, kind, default in _fields(whole):
+    for name, kind, default in _fields(type(config)):
         value = getattr(config, name)
         own = [(name, value, kind, default)]
-        if name in sections:
+        if dataclasses.is_dataclass(kind):
             own = [(f"{name}.{key}", getattr(value, key), hint, usual) for key, hint, usual in _fields(kind)]
         for key, field, hint, usual in own:
             found += [] if field is usual else _problems(key, field, hint)
     return found
 
 
-@functools.cache
 def _fields(section: Any) -> list[tuple[str, Any, Any]]:
     """Name, type and default of each field of a dataclass."""
     hints = get_type_hints(section, include_extras=True)
