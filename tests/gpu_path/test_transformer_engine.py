@@ -355,6 +355,8 @@ def test_a_shadow_window_finds_a_scale_that_saturates(te_device: WarmDevice, tmp
         ("tensorwise", "debug", selective("core_attn", "mlp", "layernorm")),
         ("blockwise", "mixtral_tiny", selective("moe_act", "layernorm")),
         ("tensorwise", "deepseek_v3_tiny", selective("moe", "mla_up_proj")),
+        ("delayed", "debug", ("--train.recompute", "auto:1530.978MiB")),  # attention of 3 blocks, MLPs of 2
+        ("tensorwise", "mixtral_tiny", ("--train.recompute", "auto:1531.915MiB")),
     ],
 )
 def test_fp8_layers_are_recomputed_with_the_scales_that_they_had(
@@ -363,7 +365,8 @@ def test_fp8_layers_are_recomputed_with_the_scales_that_they_had(
     wide = WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE
     for run_dir, flags in ((tmp_path / "kept", ()), (tmp_path / "recomputed", recomputed)):
         emulation = Emulation(capability=BLACKWELL if recipe in BLACKWELLS else HOPPER)
-        te_device.train(Training(shape=shape), run_dir, emulation, (*BF16, *wide, *fp8(recipe), *flags))
+        printed = te_device.train(Training(shape=shape), run_dir, emulation, (*BF16, *wide, *fp8(recipe), *flags))
+    assert ("stage 0: attention of" in printed) == ("--train.recompute" in recomputed), printed
     assert trainings.loss_difference(tmp_path / "kept", tmp_path / "recomputed") == 0
 
 

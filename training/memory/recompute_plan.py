@@ -198,8 +198,9 @@ class _Stages:
         if least > budget:
             raise SharedMistake(
                 f'train.recompute = "{self.planned.config.train.recompute}": stage {stage} is predicted to hold '
-                f"{least / 2**30:.2f} GiB on a rank although it recomputes every block. Give at least as much, or hold "
-                "less by TP, PP, CP, a sharding strategy or a smaller micro batch."
+                f"{least / 2**30:.2f} GiB on a rank although it recomputes every block. Give at least "
+                f'"auto:{math.ceil(least / 2**20)}MiB", or hold less by TP, PP, CP, a sharding strategy or a smaller '
+                "micro batch."
             )
         blocks = {block for _, _, block, _ in self._sublayers(stage)}
         flops = sum(sum(sublayer_flops(self.shape, block, self.seq_length)) for block in blocks)
