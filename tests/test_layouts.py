@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,12 @@ from training.cli import parse
 
 TABLE = Path(__file__).resolve().parent.parent / "docs/layouts.md"
 CASES = [(model, layout) for model in MODELS for layout in model.layouts]
+SWITCHED = [(model, layout, switches) for model in MODELS for layout, switches in model.switched]
+
+
+def named(layout: str, switches: Sequence[str]) -> str:
+    """``tp2sp offload chunks``."""
+    return " ".join([layout, *switches])
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +53,23 @@ def test_layout_trains_as_one_rank(
 
 
 @pytest.mark.parametrize(
+    ("model", "layout", "switches"), SWITCHED, ids=[f"{m.name[:24]}-{named(layout, on)}" for m, layout, on in SWITCHED]
+)
+def test_what_holds_less_trains_as_one_rank_without(
+    model: Model,
+    layout: str,
+    switches: tuple[str, ...],
+    prepared: Prepared,
+    references: functools.cache,  # type: ignore[type-arg]
+    proven: dict,  # type: ignore[type-arg]
+    tmp_path: Path,
+) -> None:
+    verdict = compare(model.config(switches), prepared, layout, references(model), tmp_path)
+    proven[model.name, named(layout, switches)] = "; ".join(verdict.problems) or "proven"
+    assert not verdict.problems, verdict
+
+
+@pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(6, 300))]
 )
 def test_a_random_layout_trains_as_one_rank(
@@ -68,6 +91,7 @@ def test_impossible_is_refused_before_start(case: Refused, proven: dict) -> None
 
 def test_the_table_says_what_was_proven(proven: dict, request: pytest.FixtureRequest) -> None:  # type: ignore[type-arg]
     tried = {(model.name, layout) for model, layout in CASES} | {("refused", case.what) for case in REFUSED}
+    tried |= {(model.name, named(layout, switches)) for model, layout, switches in SWITCHED}
     if tried - proven.keys():
         pytest.skip(f"{len(tried - proven.keys())} of {len(tried)} combinations were not tried in this run")
     text = table(proven)
@@ -80,19 +104,19 @@ def table(proven: dict[tuple[str, str], str]) -> str:
     """docs/layouts.md."""
     lines = [HEAD]
     for model in MODELS:
-        verdicts = [
-            f"`{escaped(layout)}`"
-            if proven[model.name, layout] == "proven"
-            else f"`{escaped(layout)}` ({proven[model.name, layout]})"
-            for layout in model.layouts
-        ]
-        lines.append(f"| {model.name} | {' '.join(verdicts)} |")
+        cells = (model.layouts, [named(layout, switches) for layout, switches in model.switched])
+        shown = (" ".join(cell_of(proven[model.name, each], each) for each in cell) for cell in cells)
+        lines.append(f"| {model.name} | {' | '.join(shown)} |")
     lines += ["", "## Refused, before anything starts", "", "| Combination | Answer |", "|---|---|"]
     for case in REFUSED:
         lines.append(f"| {case.what} | {escaped(proven['refused', case.what].splitlines()[0])} |")
     lines += ["", "## Only on a GPU: written, not run on a CPU", "", "| What | Why |", "|---|---|"]
     lines += [f"| {what} | {why} |" for what, why in GPU_ONLY]
     return "\n".join([*lines, "", TAIL])
+
+
+def cell_of(found: str, name: str) -> str:
+    return f"`{escaped(name)}`" + ("" if found == "proven" else f" ({found})")
 
 
 def escaped(text: str) -> str:
@@ -119,8 +143,13 @@ loss counted as layers, `[Et|tL]` what each chunk holds in Megatron's letters, `
 experts (otherwise all-to-all). Try your own:
 `python -m tools.parity RECIPE --layouts tp2spep2etp1 ...`.
 
-| Model | Layouts |
-|---|---|"""
+Switches are what holds less memory, against the same rank without: `recompute` is full recomputation, `selective` that
+of `core_attn` and `mlp`, `offload` one block of each chunk whose activations wait on the host, `chunks` logits of 16
+tokens at a time. `train.recompute` and `train.compile` have tables of their own
+([recompute](../tests/models/test_recompute.py), [compile](../tests/models/test_compiled.py)).
+
+| Model | Layouts | With switches |
+|---|---|---|"""
 
 TAIL = """## Layouts drawn at random
 

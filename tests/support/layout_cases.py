@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,13 @@ MLA: dict[str, Any] = {
     "qk_pos_emb_head_dim": 8,
     "v_head_dim": 16,
 }
+SWITCHES: dict[str, dict[str, Any]] = {
+    "recompute": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp")},
+    "offload": {"cpu_offloading_num_layers": 1},
+    "chunks": {"cross_entropy_chunk_tokens": 16},
+}
+"""Fields of the section train that hold less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +49,21 @@ class Model:
     global_batch_size: int = 2
     overrides: tuple[tuple[str, Any], ...] = ()
     documents_apart: bool = False
+    switches: str = ""
+    """Layouts on which it is tried with some of ``SWITCHES``, besides: "tp2sp+offload+chunks"."""
 
-    def config(self) -> RunConfig:
+    @property
+    def switched(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Each layout, with its switches."""
+        cases = [case.split("+") for case in self.switches.split()]
+        return [(layout, tuple(names)) for layout, *names in cases]
+
+    def config(self, switches: Sequence[str] = ()) -> RunConfig:
         """Laptop-sized, one rank."""
         config = shrink(parse.load(RECIPE), num_layers=self.num_layers)
         model = dataclasses.replace(config.model, shape=self.shape, **dict(self.overrides))
-        train = dataclasses.replace(config.train, global_batch_size=self.global_batch_size)
+        on = {key: value for name in switches for key, value in SWITCHES[name].items()}
+        train = dataclasses.replace(config.train, global_batch_size=self.global_batch_size, **on)
         changed = dataclasses.replace(config, model=model, train=train)
         apart = dict.fromkeys(("reset_attention_mask", "reset_position_ids"), self.documents_apart)
         return dataclasses.replace(changed, data=dataclasses.replace(config.data, **apart))
@@ -73,6 +90,7 @@ MODELS = [
         + both("dp2 dp4 tp2spdp2 pp2dp2 pp2vpp2dp2 cp2dp2 dp4hsdp2 tp2spdp4hsdp2"),
         num_layers=4,
         global_batch_size=4,
+        switches="tp2sp+offload+chunks pp2vpp2+recompute+chunks cp2+selective+chunks dp2zero3+selective+offload",
     ),
     model("Qwen3: norms of queries and keys", "tp2sp dp2", shape="qwen3_tiny"),
     model("Qwen2: biases of queries, keys and values", "tp2 pp2", shape="qwen2_tiny"),
@@ -85,6 +103,7 @@ MODELS = [
         "GPT-2: LayerNorm, biases, learned positions, tied",
         "tp2 pp2 cp2 tp2sppp2dp2 " + both("dp2 pp2dp2 tp2spdp2"),
         shape="gpt2_tiny",
+        switches="tp2+recompute+chunks",
     ),
     model("sliding window in every other block", "tp2 pp2 cp2", window_size=(10, 0), window_attn_skip_freq="2"),
     model(
@@ -132,6 +151,7 @@ MODELS = [
         "tp2sp pp2 cp2 tp2sppp2dp2",
         shape="nemotron_h_tiny",
         num_layers=4,
+        switches="tp2sp+recompute+offload+chunks",
     ),
     model(
         "Nemotron 3: Mamba-2, attention, experts beside a shared one, a sigmoid router with bias",
@@ -183,6 +203,7 @@ MODELS = [
         moe_aux_loss_coeff=0.05,
         moe_z_loss_coeff=1e-3,
         moe_shared_expert_intermediate_size=64,
+        switches="tp2spep2etp1+recompute+offload ep2pp2+chunks+offload",
     ),
     model(
         "MoE: sequence-wise balancing loss",
