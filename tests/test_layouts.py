@@ -145,7 +145,7 @@ experts (otherwise all-to-all). Try your own:
 
 Switches are what holds less memory, against the same rank without: `recompute` is full recomputation, `selective` that
 of `core_attn` and `mlp`, `offload` one block of each chunk whose activations wait on the host, `chunks` logits of 16
-tokens at a time. `train.recompute` and `train.compile` have tables of their own
+tokens at a time. `train.recompute` and `train.compile` have tests of their own
 ([recompute](../tests/models/test_recompute.py), [compile](../tests/models/test_compiled.py)).
 
 | Model | Layouts | With switches |
