@@ -20,8 +20,18 @@ from torch import Tensor
 from models.activations import ACTIVATIONS
 from models.config import ModelConfig
 from models.init import initialise, parameters_without_memory
-from models.layers import chunked_losses, compiled, cross_entropy, cuda_graphs, mtp, offload, routing, scaling, wgrad
-from models.layers import recompute as recomputed
+from models.layers import (
+    chunked_losses,
+    compiled,
+    cross_entropy,
+    cuda_graphs,
+    mtp,
+    offload,
+    recomputed,
+    routing,
+    scaling,
+    wgrad,
+)
 from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights

@@ -204,8 +204,10 @@ class _Stages:
             )
         blocks = {block for _, _, block, _ in self._sublayers(stage)}
         flops = sum(sum(sublayer_flops(self.shape, block, self.seq_length)) for block in blocks)
-        flops += depth_flops(self.shape, self.seq_length) if stage == self.layout.pp - 1 else 0.0
         words = f"all {len(blocks)} blocks"
+        if self.shape.mtp_num_layers and stage == self.layout.pp - 1:
+            flops += depth_flops(self.shape, self.seq_length)
+            words += " and multi-token prediction"
         return StagePlan(places=frozenset(), whole_blocks=True, flops=flops, memory=Recomputed(), words=words)
 
 
@@ -214,7 +216,7 @@ def cheapest(kinds: Sequence[tuple[Kind, int]], needed: float) -> dict[Kind, int
     None: all spare less.
 
     Branch and bound over counts, what spares most for a FLOP first; a branch is left when even a fraction of the next
-    kind would make it dearer than the best so far.
+    kind would cost more than the best so far.
     """
     order = sorted((each for each in kinds if each[0].spared > 0), key=lambda each: each[0].flops / each[0].spared)
     best: tuple[float, tuple[int, ...]] = (math.inf, ())

@@ -17,7 +17,7 @@ from tools.plan.search import sizing
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import PricedLayout, price
 from tools.plan.search.ranking import CLOSE, complexity, distinct, ranked
-from tools.plan.search.recipe import problems, write
+from tools.plan.search.recipe import configuration, problems, write
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.selection import best, fitting
 from training.config.recipe import load
@@ -202,6 +202,14 @@ def test_tokens_are_written_as_iterations(tmp_path: Path, capsys: pytest.Capture
         dataclasses.replace(config.train, train_iters=TrainConfig().train_iters),
         RunConfig().checkpoint,
     )
+
+
+def test_a_recipe_that_chose_by_its_own_budget_takes_the_planner_s_choice() -> None:
+    asked = question("llama3_8b", gpus=16, batch=16)
+    base = RunConfig(train=TrainConfig(recompute="auto:70GiB"))
+    layout = Candidate(tp=2, dp=8, microbatches=2, recompute="full")
+    assert configuration(asked, layout, base).train.recompute is None
+    assert not problems(asked, layout, base)
 
 
 def test_uneven_ends_are_told_apart() -> None:
