@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
+from megatron.core.models.common.language_module.language_module import LanguageModule
 from torch import Tensor, nn
 
 from models.names import canonical
@@ -45,9 +46,10 @@ def parameters_without_memory() -> Iterator[None]:
     they make it.
 
     A parameter has memory until its module has it, so at most one does. torch.device("meta") would take buffers and
-    plain tensors as well, and mcore, which names a device for each, would not heed it.
+    plain tensors as well, and mcore, which names a device for each, would not heed it. Nor does mcore give the last
+    stage's copy of the embedding the first one's values, which has none yet: ``initialise`` fills both alike.
     """
-    register = nn.Module.register_parameter
+    register, shares_embedding = nn.Module.register_parameter, LanguageModule._is_in_embd_group
 
     def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:
@@ -57,10 +59,12 @@ def parameters_without_memory() -> Iterator[None]:
         register(module, name, param)
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[assignment,method-assign]
+    LanguageModule._is_in_embd_group = lambda _: False
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+        LanguageModule._is_in_embd_group = shares_embedding
 
 
 XIELU = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.expm1(0.8 - 0.5))}

@@ -29,17 +29,18 @@ def wrap(
     precision: PrecisionConfig,
     ranks: Ranks,
     fill: Fill | None = None,
+    shards_on_host: bool = False,
 ) -> Chunks:
     """Each chunk with its gradients reduced over its replicas, and with what parallel.sharding says cut over them.
 
     fill: gives the shards of ``optim_grads`` and ``optim_grads_params`` their initial values; their chunks were built
-    without memory for parameters. Not needed without them.
+    without memory for parameters. Not needed without them. shards_on_host: so are theirs (CPUOffloadPolicy).
     """
     wrapped: list[Chunk] = []
     for number, chunk in enumerate(chunks):
         if parallel.fully_sharded:
             assert fill is not None
-            wrapped.append(FullyShardedChunk(chunk, parallel, precision, ranks, fill))
+            wrapped.append(FullyShardedChunk(chunk, parallel, precision, ranks, fill, shards_on_host))
         else:
             wrapped.append(_wrap_whole(chunk, parallel, precision, ranks, is_first=number == 0))
     _tell_schedule(wrapped, parallel, ranks)

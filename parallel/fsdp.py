@@ -13,6 +13,10 @@ output layer, a depth of multi-token prediction; the root has the rest (the last
 So a step of m microbatches gathers a unit 2 m times, or once, and reduces it m times; ZeRO-1 does each once. HSDP's
 copies all-reduce their gradients once a step, after the last microbatch; in 16 bits after each.
 
+With optimizer.optimizer_cpu_offload shards and their gradients lie in pinned host memory (CPUOffloadPolicy): each
+gather copies this rank's fp32 shard to the GPU first, and each reduction copies what it made back, which the host adds
+to the gradients of the microbatches before.
+
 megatron-core's TorchFullyShardedDataParallel is not used: it averages gradients over ranks, and its scale_gradients
 does nothing, so that with a loss per token they are wrong by a factor (tests/parallel/test_fsdp.py).
 """
@@ -28,6 +32,8 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+from torch.distributed.tensor import DTensor
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.fsdp_units import ShardRanks, shard, sharded_over
@@ -48,9 +54,16 @@ class FullyShardedChunk(_BaseDataParallel):
     """
 
     def __init__(
-        self, chunk: MegatronModule, parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks, fill: Fill
+        self,
+        chunk: MegatronModule,
+        parallel: ParallelConfig,
+        precision: PrecisionConfig,
+        ranks: Ranks,
+        fill: Fill,
+        on_host: bool = False,
     ) -> None:
-        """chunk: built without memory for its parameters ("meta"). What it holds is described before it is cut."""
+        """chunk: built without memory for its parameters ("meta"). What it holds is described before it is cut.
+        on_host: shards are in the host's memory."""
         module = chunk if precision.dtype == "fp32" else Float16Module(chunk.config, chunk)
         super().__init__(config=chunk.config, module=module)
         self.ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=False, overlap_grad_reduce=True)
@@ -63,8 +76,11 @@ class FullyShardedChunk(_BaseDataParallel):
         self.buffers_held = [one for one in whole if one.tensor not in paths]
         marks = {path: dict(vars(param)) for param, path in paths.items()}
         module._apply(lambda tensor: tensor.float() if tensor.is_meta else tensor)  # buffers stay as they are
-        self.units = shard(module, chunk, parallel, precision, over)
-        module._apply(lambda tensor: torch.empty_like(tensor, device=ranks.device) if tensor.is_meta else tensor)
+        self.units = shard(
+            module, chunk, parallel, precision, over, CPUOffloadPolicy() if on_host else OffloadPolicy()
+        )
+        self.device, self.on_host = ranks.device, on_host
+        module._apply(self._with_memory)
         for unit in self.units:  # the first gather moves shards that need padding: what is kept must come after it
             unit.unshard()
             unit.reshard()
@@ -77,6 +93,11 @@ class FullyShardedChunk(_BaseDataParallel):
             self.shards[path] = _shard_of(param, held[path], over.of(param))
         self.views: dict[str, Any] = {path: one.tensor for path, one in self.shards.items()}
         fill([*self.shards.values(), *self.buffers_held])
+
+    def _with_memory(self, tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        return torch.empty_like(tensor, device="cpu" if self.on_host and isinstance(tensor, DTensor) else self.device)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The chunk's. Without a backward pass to come, all weights are freed after it."""
@@ -116,6 +137,8 @@ class FullyShardedChunk(_BaseDataParallel):
         """Gradients are in shards by now: show them where Megatron looks for them."""
         for path, param in self.sharded.items():
             gradient = None if param.grad is None else param.grad.to_local()
+            if self.on_host and gradient is not None and _is_summed_later(path, param):
+                gradient = gradient.to(self.device)  # NCCL sums nothing in the host's memory
             # On the module's own parameter, too: Megatron sums those of tied embeddings over stages there.
             param.main_grad = self.views[path].main_grad = gradient
 
@@ -125,6 +148,10 @@ class FullyShardedChunk(_BaseDataParallel):
 
     @torch.no_grad()
     def scale_gradients(self, scaling_factor: float | Tensor) -> None:
+        if self.on_host:
+            scaling_factor = float(scaling_factor)  # waits for the device, as the host's update must
+            for view in self.views.values():
+                view.main_grad = view.main_grad.cpu()
         torch._foreach_mul_([view.main_grad for view in self.views.values()], scaling_factor)
 
     def zero_grad_buffer(self) -> None:
@@ -173,3 +200,9 @@ def _shard_of(param: Any, found: list[Region], over: ShardRanks) -> HeldTensor:
     assert len(view) == count, f"fully_shard cut {tuple(param.shape)} into other rows than torch.chunk does"
     row = math.prod(param.shape[1:])
     return HeldTensor(view, found, first * row, shards=over.size, shard=over.rank, is_main=over.is_main)
+
+
+def _is_summed_later(path: str, param: Tensor) -> bool:
+    """megatron-core's finalize_model_grads sums it over TP ranks, or over the stages that share embeddings."""
+    marks = ("sequence_parallel", "average_gradients_across_tp_domain", "shared_embedding")
+    return any(getattr(param, mark, False) for mark in marks) or "q_layernorm" in path or "k_layernorm" in path

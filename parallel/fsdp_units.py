@@ -8,7 +8,7 @@ import torch.distributed as dist
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
@@ -66,21 +66,27 @@ def _shard_ranks(whole: dist.ProcessGroup, shards: dist.ProcessGroup, ranks: Ran
 
 
 def shard(
-    root: nn.Module, chunk: MegatronModule, parallel: ParallelConfig, precision: PrecisionConfig, over: Sharded
+    root: nn.Module,
+    chunk: MegatronModule,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    over: Sharded,
+    offload: OffloadPolicy,
 ) -> list[FSDPModule]:
     """Cut the parameters of ``root``, which is around ``chunk``: one module of each unit, the root's first, the others
     in the order of a forward pass."""
-    policy, resharded = _policy(precision), parallel.sharding == "optim_grads_params"
+    resharded = parallel.sharding == "optim_grads_params"
+    how: dict[str, Any] = {"mp_policy": _policy(precision), "offload_policy": offload}
     groups: list[list[Any]] = []  # of FSDPModule, which fully_shard makes them
     for modules in _units(chunk):
         experts = [inner for module in modules for inner in _experts_apart(module)]
         for inner in experts:  # before what they are in
-            fully_shard(inner, mesh=over.expert.mesh, mp_policy=policy, reshard_after_forward=resharded)
+            fully_shard(inner, mesh=over.expert.mesh, reshard_after_forward=resharded, **how)
         # The backward pass begins with the output layer: it stays whole, unless other microbatches come in between.
         kept = modules[0] is getattr(chunk, "output_layer", None) and parallel.pipeline_model_parallel_size == 1
-        fully_shard(modules, mesh=over.dense.mesh, mp_policy=policy, reshard_after_forward=resharded and not kept)
+        fully_shard(modules, mesh=over.dense.mesh, reshard_after_forward=resharded and not kept, **how)
         groups.append([modules[0], *experts])
-    groups.insert(0, [fully_shard(root, mesh=over.dense.mesh, mp_policy=policy, reshard_after_forward=False)])
+    groups.insert(0, [fully_shard(root, mesh=over.dense.mesh, reshard_after_forward=False, **how)])
     units = [unit for group in groups for unit in group]
     for unit in units:
         unit.set_gradient_divide_factor(1.0)  # sums: Triplane divides by tokens

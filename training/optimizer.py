@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.cpu.adam import FusedAdam
 from parallel.ddp import Chunk, Chunks
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
@@ -35,7 +37,8 @@ def build(
 
     Raises SharedMistake for an ``optimizer.optimizer`` of the user's that cannot be trained with.
     """
-    own = try_out(optimizer, parallel, ranks.device)
+    on_host = parallel.fully_sharded and optimizer.optimizer_cpu_offload
+    own = try_out(optimizer, parallel, "cpu" if on_host else ranks.device)
     settings: dict[str, Any] = {
         "optimizer": "adam",
         "lr": optimizer.lr,
@@ -44,7 +47,7 @@ def build(
         "adam_beta1": optimizer.adam_beta1,
         "adam_beta2": optimizer.adam_beta2,
         "adam_eps": optimizer.adam_eps,
-        "clip_grad": optimizer.clip_grad,
+        "clip_grad": 0.0 if on_host else optimizer.clip_grad,
         "use_distributed_optimizer": parallel.sharding == "optim",
         "overlap_param_gather": parallel.overlap_param_gather and parallel.sharding == "optim",
     }
@@ -53,7 +56,8 @@ def build(
     settings |= state_settings(optimizer, parallel, precision, ranks.device)
     settings |= optimizer_settings(stored) | checked("optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig)
     # HybridDeviceOptimizer's parameters must be leaves, and megatron-core cuts shards of fp32 weights out of theirs.
-    with made_by(own), torch.no_grad() if optimizer.optimizer_cpu_offload else contextlib.nullcontext():
+    make = own.make if own is not None else FusedAdam if on_host else None
+    with made_by(make), torch.no_grad() if optimizer.optimizer_cpu_offload else contextlib.nullcontext():
         built = get_megatron_optimizer(
             MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
         )
@@ -68,6 +72,8 @@ def build(
     if parallel.fully_sharded:
         for part in built.chained_optimizers:  # the ranks that together hold all shards once
             part.grad_stats_parallel_group = ranks.pgs.intra_dist_opt
+            if on_host and part.optimizer is not None:
+                part.optimizer.register_step_pre_hook(partial(_clip, built, optimizer.clip_grad))
     scale_backward(chunks[0].config, built, tokens_per_microbatch)
     return built
 
@@ -82,6 +88,8 @@ def state_settings(
     if problems := state_problems(optimizer, parallel, precision, cuda=device.type == "cuda"):
         raise SharedMistake("\n".join(problems))
     found: dict[str, Any] = {}
+    if parallel.fully_sharded:
+        return found
     if optimizer.use_precision_aware_optimizer or optimizer.optimizer_cpu_offload:
         # With it, megatron-core leaves the fp32 weights to the inner optimizer, and keeps none on the GPU.
         found["use_precision_aware_optimizer"] = True
@@ -93,6 +101,14 @@ def state_settings(
             "overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_cpu_optimizer_d2h_h2d,
         }
     return found
+
+
+def _clip(chain: MegatronOptimizer, largest: float, own: torch.optim.Optimizer, *_: Any) -> None:
+    """Gradients in the host's memory, which megatron-core 0.19.2 does not clip."""
+    coefficient = largest / (float(chain.get_grad_norm()) + 1e-6)
+    if 0 < coefficient < 1:
+        gradients = [param.grad for group in own.param_groups for param in group["params"] if param.grad is not None]
+        torch._foreach_mul_(gradients, coefficient)
 
 
 def gather_once(optimizer: MegatronOptimizer) -> None:

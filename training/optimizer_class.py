@@ -9,7 +9,7 @@ that is tried out on a few numbers, by what a run would do with it.
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,8 @@ class OptimizerClass:
     step: Tensor | int | float | None
     """``optimizer.state[param]["step"]`` before the first step; None where it has none."""
 
-    def make(self, params: Any, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """As the user's module documents its class."""
+    def make(self, params: Any, lr: float, weight_decay: float, **_: object) -> torch.optim.Optimizer:
+        """As the user's module documents its class; what else Adam would be given is not for it."""
         return self.kind(params, lr=lr, weight_decay=weight_decay)  # type: ignore[call-arg]
 
     def allocate(self, optimizer: torch.optim.Optimizer, _config: object = None) -> None:
@@ -230,15 +230,12 @@ def _check_learning_rate(found: OptimizerClass, device: torch.device | str, wher
 
 
 @contextlib.contextmanager
-def made_by(own: OptimizerClass | None) -> Iterator[None]:
-    """Within, megatron-core makes this optimizer where it would make Adam. None: nothing is changed."""
-    if own is None:
+def made_by(make: Callable[..., torch.optim.Optimizer] | None) -> Iterator[None]:
+    """Within, megatron-core calls this where it would make Adam, by the same names. None: nothing is changed."""
+    if make is None:
         yield
         return
     import megatron.core.optimizer as mcore_optimizer
-
-    def make(params: Sequence[Any], lr: float, weight_decay: float, **_: object) -> torch.optim.Optimizer:
-        return own.make(params, lr, weight_decay)
 
     before = mcore_optimizer.Adam, mcore_optimizer.USING_PYTORCH_OPTIMIZER
     mcore_optimizer.Adam, mcore_optimizer.USING_PYTORCH_OPTIMIZER = make, False

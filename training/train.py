@@ -214,7 +214,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
         config.train.cpu_offloading_num_layers, config.train.compile,
     )  # fmt: skip
     fill = partial(initialise, shape=shape, seed=config.train.seed)
-    chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)
+    chunks = ddp.wrap(model, config.parallel, precision, ranks, fill, config.optimizer.optimizer_cpu_offload)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens)
 

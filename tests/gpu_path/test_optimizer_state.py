@@ -43,6 +43,25 @@ def test_bf16_state_on_the_host(device: WarmDevice, tmp_path: Path, order: Order
     assert_same(tmp_path / "host", tmp_path / "here")
 
 
+@pytest.mark.parametrize(
+    "layout, shape, order",
+    [
+        ("dp2zero3", "debug", "late"),
+        *(pytest.param(*case, marks=pytest.mark.campaign)
+          for case in [("dp2zero2", "debug", "late"), ("tp2spdp2zero3", "debug", "random"),
+                       ("pp2dp2zero3", "gpt2_tiny", "late"), ("dp4hsdp2zero3", "debug", "late"),
+                       ("ep2dp2zero3", "mixtral_tiny", "late")]),
+    ],
+)  # fmt: skip
+def test_shards_on_the_host_are_updated_as_on_the_device(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
+) -> None:
+    """With validation before and after updates, clipping, several microbatches, and a pass over norms."""
+    more = ("--train.eval_interval", "2", "--log.log_params_norm", "true")
+    te_device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(order=order), (*OFFLOADED, *more))
+    assert_same(tmp_path, on_the_cpu(shape))
+
+
 PRECISION_AWARE = ("--optimizer.use_precision_aware_optimizer", "true")
 
 
@@ -58,7 +77,7 @@ FEWER_BITS = {
 }
 FEWER_BITS_BOUND = 2e-4
 """2e-5 to 4e-5 were seen after 4 steps."""
-KEPT = {"host": HALF, **FEWER_BITS}
+KEPT = {"host": HALF, "shards": (*OFFLOADED, "--parallel.data_parallel_sharding_strategy", "zero3"), **FEWER_BITS}
 SCALED = ("fp8", "fp16 weights")
 LATE_BOUND = {"remainders": 1e-3, "bf16": 1e-3, "fp8": 0.04, "fp16 weights": 5e-3}
 """Nats, after 200 steps; 3.5121 without, and 3.5121, 3.5120, 3.5342 and 3.5139 with them were seen."""

@@ -91,13 +91,15 @@ class OptimizerConfig:
 
     optimizer_cpu_offload: bool = False
     """Main weights and moments in the host's memory, updated by its cores (megatron-core's HybridDeviceOptimizer): 12
-    bytes less for each parameter that a GPU updates, 4 bytes each way over PCIe in a step. Needs a GPU and ZeRO-1."""
+    bytes less for each parameter that a GPU updates, 4 bytes each way over PCIe in a step. With ZeRO-2 and ZeRO-3,
+    shards of weights and gradients too (torch's CPUOffloadPolicy): 4 bytes for each gather and each reduction. Needs a
+    GPU, and one of these."""
 
     optimizer_offload_fraction: float = 1.0
-    """Of the elements of each rank's shard: the share that is offloaded, the first parameters."""
+    """Of the elements of each rank's shard: the share that is offloaded, the first parameters. ZeRO-1."""
 
     overlap_cpu_optimizer_d2h_h2d: bool = False
-    """Copy the next parameter's gradient while the host updates one, and updated weights back meanwhile."""
+    """Copy the next parameter's gradient while the host updates one, and updated weights back meanwhile. ZeRO-1."""
 
     megatron: tuple[str, ...] = ()
     """More of mcore's OptimizerConfig, as "field=value" strings."""
@@ -176,6 +178,18 @@ def _offload_problems(
         return
     if not cuda:
         yield f"{field}: on a CPU the optimizer's state is in the host's memory already. Set it to false."
+    if parallel.fully_sharded:
+        of_zero1 = {
+            "optimizer_offload_fraction": optimizer.optimizer_offload_fraction < 1,
+            "overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_cpu_optimizer_d2h_h2d,
+        }
+        yield from (
+            f'optimizer.{name} is of ZeRO-1, and parallel.data_parallel_sharding_strategy is "{parallel.sharding}", with '
+            "which all shards are offloaded. Leave it out."
+            for name, there in of_zero1.items()
+            if there
+        )
+        return
     yield from _common_problems(field, optimizer, parallel)
     if precision.fp8_param_gather:
         yield f"{field} cannot be with precision.fp8_param_gather: the host has no fp8. Set one of them to false."

@@ -207,6 +207,8 @@ def _of_shards(chunks: Sequence[FullyShardedChunk], optimizer: MegatronOptimizer
     held_bytes, dtype = sum(shard.nbytes for shard in shards), chunks[0].config.params_dtype
     whole = sum(param.numel() * dtype.itemsize for chunk in chunks for param in chunk.sharded.values())
     kept = chunks[0].keeps_weights
+    if chunks[0].on_host:
+        return Counted(weights=whole * kept, gradients=0, optimizer=0)
     is_main = kept or dtype != torch.float32
     return Counted(
         weights=whole if kept else 0 if is_main else held_bytes,

@@ -37,7 +37,8 @@ class Software:
     moment_bytes: float = 8.0
     """Of both moments on the GPU."""
     host_state: float = 0.0
-    """Share of the optimizer's state that lies in the host's memory, and is updated there."""
+    """Share of the optimizer's state that lies in the host's memory, and is updated there. Of ZeRO-2 and -3 0 or 1, and
+    of all shards."""
     loss_bytes: int = 6
     """Per 16-bit logit while the loss is computed: it, and an fp32 copy that softmax and its gradient overwrite."""
     loss_chunk_tokens: float = math.inf
@@ -111,7 +112,7 @@ def sharded(own: Software, zero: int) -> Software:
         main_gradient_bytes=4,
         main_param_bytes=4.0,
         moment_bytes=8.0,
-        host_state=0.0,
+        host_state=float(own.host_state > 0),
         main_weight_bytes=0 if zero == 3 else own.main_weight_bytes,
         gathers_fp8=False,
         reduces_every_microbatch=True,

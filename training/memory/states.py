@@ -200,8 +200,14 @@ def state_bytes(own: Any, layout: Any, fp32: Any, software: Any) -> list[Any]:
     copies = 4 * (gradient < 4) * software.keeps_fp32_gradients
     rest = software.main_param_bytes * shards + copies + software.moment_bytes
 
+    here = 1 - software.host_state * (layout.zero >= 2)  # of HSDP, copies add up a step's gradients on the GPU
+    sizes = (
+        weight * (1 - (layout.zero == 3) * (1 - here)),
+        gradient * (1 - (layout.copies == 1) * (1 - here)),
+        rest * here,
+    )
     shared = list(zip(own, (everywhere, apart), strict=True))
     return [
         sum(size * count / (1 + (ranks - 1) * (layout.zero >= zero)) for count, ranks in shared)
-        for size, zero in ((weight, 3), (gradient, 2), (rest, 1))
+        for size, zero in zip(sizes, (3, 2, 1), strict=True)
     ]
