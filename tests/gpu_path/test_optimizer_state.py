@@ -1,5 +1,6 @@
 """Where and how the optimizer's state is kept, on the emulated device: the losses and checkpoints of one CPU rank."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ def test_bf16_state_on_the_host(device: WarmDevice, tmp_path: Path, order: Order
 @pytest.mark.parametrize(
     "layout, shape, order",
     [
-        ("dp2zero3", "debug", "late"),
+        ("pp2dp2zero3", "gpt2_tiny", "late"),
         *(pytest.param(*case, marks=pytest.mark.campaign)
-          for case in [("dp2zero2", "debug", "late"), ("tp2spdp2zero3", "debug", "random"),
-                       ("pp2dp2zero3", "gpt2_tiny", "late"), ("dp4hsdp2zero3", "debug", "late"),
+          for case in [("dp2zero3", "debug", "late"), ("dp2zero2", "debug", "late"), ("tp2spdp2zero3", "debug", "random"),
+                       ("dp4hsdp2zero3", "debug", "late"),
                        ("ep2dp2zero3", "mixtral_tiny", "late")]),
     ],
 )  # fmt: skip
@@ -61,6 +62,18 @@ def test_shards_on_the_host_are_updated_as_on_the_device(
     te_device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(order=order), (*OFFLOADED, *more))
     assert_same(tmp_path, on_the_cpu(shape))
 
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("layout", ["dp2zero3", "dp4hsdp2zero3"])
+def test_shards_on_the_host_leave_the_device(te_device: WarmDevice, tmp_path: Path, layout: str) -> None:
+    wide = ("--model.hidden_size", "256", "--model.ffn_hidden_size", "1024", "--model.seq_length", "256")
+    te_device.train(Training(layout=layout), tmp_path, Emulation(order="eager"), (*BF16, *OFFLOADED, *wide))
+    rows = map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())
+    (memory,) = (row for row in rows if row["event"] == "memory")
+    assert memory["measured"]["weights"] == memory["measured"]["optimizer"] == 0
+    kinds = ("weights", "gradients", "optimizer", "activations")
+    predicted, measured = (sum(memory[side][kind] for kind in kinds) for side in ("predicted", "measured"))
+    assert measured == pytest.approx(predicted, rel=0.05)
 
 PRECISION_AWARE = ("--optimizer.use_precision_aware_optimizer", "true")
 

@@ -184,8 +184,8 @@ def _offload_problems(
             "overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_cpu_optimizer_d2h_h2d,
         }
         yield from (
-            f'optimizer.{name} is of ZeRO-1, and parallel.data_parallel_sharding_strategy is "{parallel.sharding}", with '
-            "which all shards are offloaded. Leave it out."
+            f"optimizer.{name} is of ZeRO-1, and parallel.data_parallel_sharding_strategy is "
+            f'"{parallel.sharding}", with which all shards are offloaded. Leave it out.'
             for name, there in of_zero1.items()
             if there
         )

@@ -15,10 +15,11 @@ from tools.plan.cost.experts import routed_products, routed_traffic
 from tools.plan.cost.hardware import machine
 from tools.plan.cost.links import exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
+from tools.plan.cost.sharding import UPDATE_BYTES, rank_parameters
 from tools.plan.cost.step import StepTimes, step_times
-from training.memory.layouts import Candidate
+from training.memory.layouts import Candidate, Zero
 from training.memory.peak import PeakBytes, memory
-from training.memory.software import OURS, Software
+from training.memory.software import OURS, Software, sharded
 
 
 def priced(
@@ -288,6 +289,21 @@ def test_biases_of_experts_are_passes_of_their_own() -> None:
 def test_a_badly_set_up_host_costs_its_share() -> None:
     slow, fast = (priced(BASE, software=dataclasses.replace(OURS, slow_host=own))[0].total for own in (1.03, 1.0))
     assert slow / fast == pytest.approx(1.03, abs=0.002)
+
+
+@pytest.mark.parametrize(("zero", "copies", "additions"), [(1, 1 + 1, 0), (2, 1 + 8, 7), (3, 2 * 8 + 8, 7)])
+def test_state_on_the_host_travels(zero: Zero, copies: int, additions: int) -> None:
+    """4 bytes for each gather and each reduction of 8 microbatches; the host adds their gradients, reading two and
+    writing one."""
+    own, layout = machine(clusters.load("h100_ib"), "bf16"), Candidate(dp=8, microbatches=8, zero=zero)
+    software = sharded(dataclasses.replace(OURS, main_param_bytes=0, moment_bytes=0, host_state=1.0), zero)
+    case = PricedCase(model=sizes(named("llama3_8b"), 8192), layout=layout, machine=own, software=software)
+    columns = PricedColumns([case])
+    shard = rank_parameters(columns).dense[0] / 8
+    passes = UPDATE_BYTES + (8 + 12 * additions if zero > 1 else 0)
+    host = shard * (4 * copies / own.host_link_bytes_per_s + passes / own.host_memory_bytes_per_s)
+    gpu = fitted().optimizer * (8 * 8 * shard if zero == 1 else 0) / own.memory_bytes_per_s
+    assert step_times(columns, fitted()).optimizer[0] == pytest.approx(host + gpu)
 
 
 def test_heads_without_tensor_cores_are_slow() -> None:

@@ -291,6 +291,12 @@ def test_the_debug_recipe_has_none() -> None:
             1,
             ["optimizer_cpu_offload cannot be with precision.fp8_param_gather: the host has no fp8"],
         ),
+        (
+            "--device cuda --parallel.data_parallel_sharding_strategy zero3 --optimizer.optimizer_cpu_offload "
+            "--optimizer.optimizer_offload_fraction 0.5 --optimizer.overlap_cpu_optimizer_d2h_h2d",
+            2,
+            ["optimizer.optimizer_offload_fraction is of ZeRO-1", "optimizer.overlap_cpu_optimizer_d2h_h2d is of"],
+        ),
         ("--optimizer.optimizer_offload_fraction 0", 1, ["optimizer_offload_fraction must be in (0, 1], found 0"]),
         ("--model.megatron hidden_size=3", 1, ["hidden_size is set by Triplane's own fields"]),
         ("--parallel.megatron a=1 a=2", 1, ["parallel.megatron: a is given twice"]),
@@ -315,6 +321,8 @@ def test_a_problem_says_the_numbers_and_the_way_out(flags: str, world_size: int,
          "--parallel.virtual_pipeline_model_parallel_size 2", 2),
         ("--optimizer.lr_warmup_iters 9", 1),
         ("--device cuda --optimizer.optimizer_cpu_offload --optimizer.optimizer_offload_fraction 0.5", 1),
+        ("--device cuda --optimizer.optimizer_cpu_offload --parallel.data_parallel_sharding_strategy zero2 "
+         "--optimizer.optimizer torch.optim:SGD", 2),
         ("--device cuda --precision.dtype bf16 --optimizer.use_precision_aware_optimizer "
          "--optimizer.exp_avg_dtype fp8", 1),
         ("--optimizer.lr_warmup_iters 20 --optimizer.lr_decay_style constant", 1),

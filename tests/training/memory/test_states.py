@@ -1,6 +1,7 @@
 """Weights, gradients and optimizer bytes: those of the program, to the byte."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,8 @@ from parallel.config import PrecisionConfig
 from parallel.layout import layout_of
 from parallel.stages import stage_problems
 from tests.training.memory.by_hand import rank_bytes
-from training.memory.layouts import Candidate
+from training.memory.layouts import Candidate, Zero
+from training.memory.software import OURS, sharded
 from training.memory.stage_parameters import stages
 from training.memory.states import BlockStack, parallel_config, states
 
@@ -61,8 +63,6 @@ def test_every_stage_holds_what_the_program_says(name: str, dtype: str) -> None:
 
 
 def _with(layout: Candidate, dtype: str) -> Candidate:
-    from dataclasses import replace
-
     return replace(layout, precision=dtype)
 
 
@@ -71,3 +71,12 @@ def test_sharding_more_holds_less() -> None:
     totals = [states(held, Candidate(dp=8, zero=zero)).total for zero in (0, 1, 2, 3)]  # type: ignore[arg-type]
     assert all(more > less for more, less in itertools.pairwise(totals))
     assert totals[3] == pytest.approx(16 * held.dense / 8)  # fp32: shards, their gradients, two moments
+
+
+@pytest.mark.parametrize(("zero", "copies", "each"), [(2, 1, 2), (3, 1, 0), (2, 2, 2 + 4 / 4), (3, 2, 4 / 4)])
+def test_shards_on_the_host(zero: Zero, copies: int, each: float) -> None:
+    """ZeRO-2's 16-bit weights stay, and gradients that HSDP's two copies of four shards add up over a step."""
+    layout = Candidate(dp=8, zero=zero, copies=copies, precision="bf16")
+    held = BlockStack(named("llama3_8b")).held(layout, 0)
+    software = sharded(replace(OURS, main_param_bytes=0, moment_bytes=0, host_state=1.0), zero)
+    assert states(held, layout, software).total == pytest.approx(each * held.dense)

@@ -186,7 +186,8 @@ def accumulate_s(columns: PricedColumns) -> Column:
 
 def optimizer_s(columns: PricedColumns, constants: Constants) -> Column:
     """The update of this rank's shard, and the passes over all its gradients (norm, scaling, zeroing). What is updated
-    on the host is priced by the datasheets' bandwidths, as if its cores kept up with its memory; no run was measured.
+    on the host is priced by the datasheets' bandwidths, as if its cores kept up with its memory, and of shards that lie
+    there (ZeRO-2 and -3) as if no copy were hidden; no run was measured.
     """
     parameters = rank_parameters(columns)
     dense, experts = (np.where(columns.layout.zero >= 1, own.shards, 1) for own in _sharing(columns))
@@ -195,8 +196,18 @@ def optimizer_s(columns: PricedColumns, constants: Constants) -> Column:
     software, machine = columns.software, columns.machine
     away = software.host_state * updated
     fewer = 2 * (12 - software.main_param_bytes - software.moment_bytes) * (software.host_state == 0)
-    moved = (UPDATE_BYTES - fewer) * (updated - away) + 8 * held
+    sharded = columns.layout.zero >= 2
+    moved = (UPDATE_BYTES - fewer) * (updated - away) + 8 * (held - away * sharded)
     here = moved / machine.memory_bytes_per_s
-    # Gradients down, then the update, then fp32 weights up: none waits for less than all of the one before.
-    host = 8 * away / machine.host_link_bytes_per_s + UPDATE_BYTES * away / machine.host_memory_bytes_per_s
-    return np.asarray(constants.optimizer * here + host)
+    return np.asarray(constants.optimizer * here + _on_host_s(columns, away))
+
+
+def _on_host_s(columns: PricedColumns, away: Column) -> Column:
+    """Of ZeRO-1: gradients down, then the update, then fp32 weights up; none waits for less than all of the one before.
+    Of ZeRO-2 and -3 weights go up for each gather and gradients come down for each microbatch, to be added."""
+    layout, machine, count = columns.layout, columns.machine, columns.layout.microbatches
+    up, down = np.where(layout.zero == 3, 2 * count, 1), np.where(layout.zero >= 2, count, 1)
+    passes = UPDATE_BYTES + np.where(layout.zero >= 2, 8, 0) + 12 * (down - 1)
+    return np.asarray(
+        away * (4 * (up + down) / machine.host_link_bytes_per_s + passes / machine.host_memory_bytes_per_s)
+    )

@@ -23,7 +23,8 @@ STATE_BYTES = 16
 """Of weights, gradients and optimizer, a parameter, at the least: fp32's, and those of shards; others have 18."""
 
 HOST_BYTES = 12
-"""Of these, what the host can hold (optimizer.optimizer_cpu_offload)."""
+"""Of these, what the host can hold (optimizer.optimizer_cpu_offload). Shards could leave a GPU whole, for a host with
+more memory than a cluster's file knows of."""
 
 
 def gpu_counts(cluster: Cluster) -> Iterator[int]:
