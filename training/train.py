@@ -13,7 +13,7 @@ from data.prepared import Prepared
 from models import gpt
 from models.init import initialise
 from models.kernels import described, fusions_on, kernel_problems
-from models.layers import mixers, packed
+from models.layers import cross_entropy, mixers, packed
 from models.layers.fp8 import resolve_recipe
 from models.layers.spec import has_transformer_engine, provider
 from models.layers.userbuffers import userbuffers
@@ -235,13 +235,23 @@ def recomputed(config: RunConfig, shape: GPTShape, ranks: Ranks) -> gpt.Recomput
     return gpt.Recompute(sublayers=plan.numbers(ranks.layout.vpp))
 
 
-def fusions(config: RunConfig, shape: GPTShape, ranks: Ranks) -> frozenset[str]:
-    """Fused kernels that are on. Raises SharedMistake for one that is asked for where it cannot run."""
+def fusions(
+    config: RunConfig, shape: GPTShape, ranks: Ranks, say: Callable[[str], None] = lambda _: None
+) -> frozenset[str]:
+    """Fused kernels that are on. Collective, where Transformer Engine's cross entropy could run: it is compared with
+    the plain one. Raises SharedMistake for one that is asked for where it cannot run. say: why one is off."""
     has = has_transformer_engine(ranks.device)
     setting = kernel_setting(config, shape, cuda=ranks.device.type == "cuda", transformer_engine=has)
     if problems := kernel_problems(config.kernels, setting):
         raise SharedMistake("\n".join(problems))
-    return fusions_on(config.kernels, setting)
+    on = fusions_on(config.kernels, setting)
+    name, columns = "cross_entropy_loss_fusion", shape.padded_vocab_size // ranks.layout.tp
+    if name in on and (why := cross_entropy.disproof(ranks.pgs.tp, columns, ranks.device)):
+        if config.kernels.cross_entropy_loss_fusion == "on":
+            raise SharedMistake(f'kernels.{name} = "on" cannot run: {why}. Use "auto".')
+        say(f"cross entropy is not fused: {why}")
+        on -= {name}
+    return on
 
 
 def one_step(
@@ -295,7 +305,7 @@ def announce(run: TrainingRun) -> None:
     )
     if config.import_paths:
         ranks.say(f"by import path: {', '.join(config.import_paths)}")
-    if fused := described(fusions(config, shape, ranks)):
+    if fused := described(fusions(config, shape, ranks, ranks.say)):
         ranks.say(f"fused kernels: {fused}")
     if config.train.recompute is not None:
         plans = recompute_plans(config, ranks.layout.world_size, shape, modules_of(ranks))

@@ -1,7 +1,10 @@
-"""Cross entropy over a vocabulary that is split over TP: each token's loss, in fp32."""
+"""Cross entropy over a vocabulary that is split over TP: each token's loss, in fp32.
+
+On GPUs by Transformer Engine's kernel, where a start has compared it with the plain one (``disproof``).
+"""
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,6 +15,12 @@ from torch import Tensor
 TokenLoss = Callable[..., Tensor]
 """(losses, log_z, batch) -> losses, all fp32 [b, s/cp]: a user's own loss of each token, from its cross entropy
 ``losses`` and ``log_z``, the logarithm of the sum of the exponentials of its logits."""
+Kernel = Callable[[Tensor, Tensor, dist.ProcessGroup], Tensor]
+"""(logits [s, b, v / tp], which it may overwrite, labels [s, b], TP's group) -> losses, fp32 [s, b]."""
+ROWS = 16
+"""Tokens that a start compares."""
+LOSSES_OFF, GRADIENTS_WORSE = 1e-5, 4.0
+"""Of the largest loss; and how many times the kernel's error against fp32 logits may be the plain one's in bf16."""
 
 
 def install(chunk: HybridModel, fused: bool, own_loss: TokenLoss | None = None) -> None:
@@ -39,14 +48,63 @@ class LossesAndLogZ:
 
 def token_losses(labels: Tensor, logits: Tensor, *, group: dist.ProcessGroup, fused: bool = False) -> Tensor:
     """fp32 [b, s]. labels [b, s]; logits [s, b, v / tp], which are overwritten."""
-    labels = labels.transpose(0, 1).contiguous()
-    if fused:
-        from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
-
-        losses = parallel_cross_entropy(logits, labels, dist_process_group=group, overwrite_input=True)
-    else:
-        losses = _CrossEntropy.apply(logits, labels, group, False)
+    losses = (_engines if fused else _plain)(logits, labels.transpose(0, 1).contiguous(), group)
     return losses.transpose(0, 1).contiguous()
+
+
+def _engines(logits: Tensor, labels: Tensor, group: dist.ProcessGroup) -> Tensor:
+    from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+
+    losses: Tensor = parallel_cross_entropy(logits, labels, dist_process_group=group, overwrite_input=True)
+    return losses
+
+
+def _plain(logits: Tensor, labels: Tensor, group: dist.ProcessGroup) -> Tensor:
+    losses: Tensor = _CrossEntropy.apply(logits, labels, group, False)
+    return losses
+
+
+@lru_cache
+def disproof(group: dist.ProcessGroup, columns: int, device: torch.device, kernel: Kernel = _engines) -> str:
+    """What the kernel gets wrong, on any rank, of losses and gradients of a few bf16 rows; "" where nothing. Collective
+    over all ranks. Draws from its own generator; takes some milliseconds, once.
+
+    group, columns: TP's, and a rank's part of the vocabulary.
+    """
+    own, common = (torch.Generator().manual_seed(seed) for seed in (group.rank(), group.size()))
+    part = (3 * torch.randn(ROWS, 1, columns, generator=own)).to(device, torch.bfloat16)
+    labels = (torch.arange(ROWS, device=device) * (columns * group.size() - 1) // (ROWS - 1)).unsqueeze(1)
+    weights = torch.rand(ROWS, 1, generator=common).to(device)
+    plain, exact = (_with_gradient(_plain, logits, labels, weights, group) for logits in (part, part.float()))
+    try:
+        why = _differs(_with_gradient(kernel, part, labels, weights, group), plain, exact)
+    except (ImportError, RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        why = f"the kernel failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    failed = torch.tensor([bool(why)], dtype=torch.int32, device=device)
+    dist.all_reduce(failed, op=dist.ReduceOp.MAX)
+    return why or ("it is not equal on another rank" if failed.item() else "")
+
+
+LossesAndGradient = tuple[Tensor, Tensor]
+
+
+def _with_gradient(
+    compute: Kernel, logits: Tensor, labels: Tensor, weights: Tensor, group: dist.ProcessGroup
+) -> LossesAndGradient:
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        losses = compute(leaf * 1, labels, group)  # which is overwritten
+        return losses.detach(), torch.autograd.grad(losses, leaf, weights)[0].float()
+
+
+def _differs(found: LossesAndGradient, plain: LossesAndGradient, exact: LossesAndGradient) -> str:
+    off = (found[0] - exact[0]).abs().max().item()
+    if not off <= LOSSES_OFF * exact[0].abs().max().item():  # NaN is no less than anything
+        return f"the kernel's losses are off by {off:.2g}"
+    mine, usual = ((one[1] - exact[1]).abs().max().item() for one in (found, plain))
+    if not mine <= GRADIENTS_WORSE * usual:
+        return f"the kernel's gradients are off by {mine:.2g}, those of the plain one by {usual:.2g}"
+    return ""
 
 
 class _CrossEntropy(torch.autograd.Function):

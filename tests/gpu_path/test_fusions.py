@@ -174,3 +174,13 @@ def test_a_training_asks_for_userbuffers(te_device: WarmDevice, tmp_path: Path) 
     """Which the emulated card has not."""
     with pytest.raises(TrainingError, match=MULTICAST):
         te_device.train(Training(layout="tp2sp"), tmp_path, Emulation(), (*BF16, "--kernels.tp_comm_overlap", "True"))
+
+
+@pytest.mark.campaign
+def test_a_cross_entropy_that_is_wrong_is_not_used(te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path) -> None:
+    emulation = Emulation(order="eager", hooks=("tests.gpu_path.te.wrong_losses",))
+    printed = te_device.train(Training(layout="tp2sp"), tmp_path, emulation, BF16)
+    assert "cross entropy is not fused: the kernel's losses are off by" in printed
+    compare(tmp_path, on_the_cpu("debug", *BF16), BF16)
+    with pytest.raises(TrainingError, match='cross_entropy_loss_fusion = "on" cannot run: the kernel'):
+        te_device.train(Training(), tmp_path / "on", emulation, (*BF16, "--kernels.cross_entropy_loss_fusion", "on"))

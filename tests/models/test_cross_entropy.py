@@ -1,10 +1,14 @@
 """Cross entropy over vocabularies split over TP, against megatron-core's and PyTorch's."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from models.layers import cross_entropy
 from parallel.config import ParallelConfig
 from parallel.launch import Identity
 from parallel.layout import layout_of
@@ -86,3 +90,39 @@ def check_log_z(identity: Identity, tp: int) -> None:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_log_z_beside_the_losses(tp: int) -> None:
     run_ranks(tp, lambda identity: check_log_z(identity, tp))
+
+
+def _scaled(logits: Tensor, labels: Tensor, group: ProcessGroup) -> Tensor:
+    return 1.0001 * cross_entropy._plain(logits, labels, group)
+
+
+def _without_label(logits: Tensor, labels: Tensor, group: ProcessGroup) -> Tensor:
+    """The right losses; gradients that lack what the label takes off."""
+    wrong = logits.float().logsumexp(-1)
+    return wrong + (cross_entropy._plain(logits, labels, group) - wrong).detach()
+
+
+def _failing(logits: Tensor, labels: Tensor, group: ProcessGroup) -> Tensor:
+    raise RuntimeError("no such kernel")
+
+
+def check_disproof(identity: Identity, tp: int) -> None:
+    from parallel import groups
+
+    layout = layout_of(ParallelConfig(tensor_model_parallel_size=tp), tp)
+    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        state = torch.get_rng_state()
+        disproof = partial(cross_entropy.disproof, ranks.pgs.tp, 128, ranks.device)
+        assert disproof(cross_entropy._plain) == ""
+        assert "losses are off by" in disproof(_scaled)
+        assert disproof(_failing) == "the kernel failed: RuntimeError: no such kernel"
+        assert "gradients are off by" in disproof(_without_label) or tp > 1
+        last_is_wrong = disproof(partial(_scaled if ranks.rank == tp - 1 else cross_entropy._plain))  # not as above
+        expected = "losses are off by" if ranks.rank == tp - 1 else "not equal on another rank"
+        assert expected in last_is_wrong
+        assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_start_finds_a_kernel_that_is_wrong(tp: int) -> None:
+    run_ranks(tp, lambda identity: check_disproof(identity, tp))
