@@ -28,7 +28,7 @@ HALF_BOUND = {"bf16": 2e-3, "fp16": 2e-5}
     [
         ("", "debug", "late"),
         ("dp2overlap", "debug", "late"),
-        ("dp2overlap", "debug", "random"),
+        pytest.param("dp2overlap", "debug", "random", marks=pytest.mark.campaign),
         ("tp2sp", "debug", "late"),
         ("pp2vpp2", "debug", "late"),
         ("tp2sppp2", "debug", "eager"),

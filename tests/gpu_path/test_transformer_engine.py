@@ -158,7 +158,7 @@ def test_16_bits_train_as_our_modules_do(
     [
         ("delayed", "", "debug"),
         ("tensorwise", "", "debug"),
-        ("blockwise", "", "debug"),
+        pytest.param("blockwise", "", "debug", marks=pytest.mark.campaign),
         ("mxfp8", "", "debug"),
         ("nvfp4", "", "debug"),
         *(pytest.param(recipe, layout, shape, marks=pytest.mark.campaign)
@@ -330,7 +330,7 @@ def test_a_shadow_window_compares_and_changes_nothing(
     assert all(0 < line["fp8/shadow_grad_norm_difference"] < bound for line in lines[:2])
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "nvfp4"])
+@pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("nvfp4", marks=pytest.mark.campaign)])
 def test_a_shadow_window_finds_a_scale_that_saturates(te_device: WarmDevice, tmp_path: Path, recipe: str) -> None:
     """Of one layer, by its name; the loss differs by 0.02 % only."""
     flags = (*BF16, *WIDE, *fp8(recipe), *SHADOW)
