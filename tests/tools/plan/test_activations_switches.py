@@ -12,6 +12,7 @@ from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.layer import mean_block
 from tools.plan.flags import RequestFlags
 from tools.plan.run import asked as question_of
+from tools.plan.search.enumeration import candidates
 from tools.plan.search.gpu_counts import fewest
 from tools.plan.search.pricing import HELD, PricedLayout, constants, planned_cases, price
 from tools.plan.search.recipe import configuration, problems, write
@@ -62,7 +63,7 @@ def test_what_travels_longer_than_a_neighbour_computes_counts(cluster: str, rate
     forward, backward = float(computes[0]), float((block.total - computes)[0])
     travel = KEPT_BYTES / 2 * 8192 / rate
     out, back = max(0.0, travel - forward), max(0.0, travel - backward)
-    exposed = 16 * (31 * (out + back) + out + travel)  # no block fetches the last one ahead
+    exposed = 16 * (31 * (out + back) + out + travel)  # nothing hides the last block's way back
     assert (out > 0, back > 0) == (True, cluster == "h100_ib")
     assert accepted and other.spent_s["offload"] == pytest.approx(exposed)
     assert other.step_s - plan.step_s == pytest.approx(exposed, rel=0.01)
@@ -91,6 +92,8 @@ def test_the_plan_holds_what_the_dry_run_of_its_recipe_says(model: str, tmp_path
         assert plan.held_bytes == pytest.approx(held(config, asked), rel=1e-9)
     kept, some, none = (plan_of(each, layout).held_bytes["activations"] for each in (asked, own, away))
     assert none < some < kept and found(asked, layout)[AWAY][0] == plan_of(away, layout)
+    full = plan_of(asked, dataclasses.replace(layout, recompute="full"))
+    assert none == pytest.approx(full.held_bytes["activations"], rel=1e-9)
 
 
 def test_it_is_shown_where_it_can_be_run() -> None:
@@ -115,6 +118,15 @@ def test_a_recipe_of_its_own_is_planned_so(tmp_path: Path) -> None:
     assert configuration(own, DENSE, load(path)).train.cpu_offloading_num_layers == 8
     assert plan_of(own, DENSE).spent_s["offload"] > 0
     assert problems(own, dataclasses.replace(DENSE, precision="fp8"), load(path))
+
+
+def test_what_keeps_too_much_on_a_gpu_may_keep_it_on_the_host() -> None:
+    asked = question("llama3_8b", gpus=8, batch=8, seq=131072, tp=8, precision="bf16")
+    away = dataclasses.replace(asked, cpu_offloading_num_layers=32)
+    tried = [[own for own in candidates(each) if own.recompute == "none"] for each in (asked, away)]
+    assert len(tried[0]) < len(tried[1])
+    fits = [any(plan.fits for plan in price(*each)) for each in zip((asked, away), tried, strict=True)]
+    assert fits == [False, True]
 
 
 def test_none_are_fewer_gpus_than_full_recomputation_needs() -> None:

@@ -12,9 +12,10 @@ def offload_s(columns: PricedColumns, kind: str, forward: Column, backward: Colu
     """Exposed seconds of the mean block of these sublayers, of one microbatch.
 
     All that a block keeps travels once each way, as fast as datasheets have the GPU's link to the host, or its share of
-    the host's memory, if that is slower. Assumed: a neighbouring block computes as long as this one, hides the way out
-    behind its forward pass, and the way back behind its backward pass; what travels longer counts. No block fetches the
-    last one of a chunk ahead: its way back is exposed. Launches of copies are not counted, and no run was measured.
+    the host's memory, if that is slower. Assumed: the next block computes as long as this one, and its forward pass
+    hides the copy out, its backward pass the copy back; what travels longer counts. The copy back for the last block
+    of a chunk has none before it that would hide it. Not counted: that the program fetches one sublayer ahead, not one
+    block, which hides less where attention and MLP differ; and launches of copies. No run was measured.
     """
     share, machine = offloaded_share(columns), columns.machine
     if not np.any(share > 0):
