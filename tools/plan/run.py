@@ -185,6 +185,7 @@ def asked(flags: RequestFlags, base: RunConfig | None) -> PlanRequest:
         grad_reduce_in_fp32=base is None or base.precision.grad_reduce_in_fp32,
         optimizer=OptimizerConfig() if base is None else base.optimizer,
         cross_entropy_chunk_tokens=None if base is None else base.train.cross_entropy_chunk_tokens,
+        cpu_offloading_num_layers=0 if base is None else base.train.cpu_offloading_num_layers,
     )
     _check(question)
     return question

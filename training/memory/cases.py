@@ -1,8 +1,10 @@
 """Cases, as columns: one numpy element per case, so that thousands cost as much as one."""
 
+import copy
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +44,12 @@ class MemoryColumns:
 
     def recomputes(self, name: str) -> NDArray[np.bool_]:
         return self.recompute == RECOMPUTE.index(name)
+
+    def recomputing(self, name: str) -> Self:
+        """The same cases, if all recomputed so."""
+        other = copy.copy(self)
+        other.recompute = np.full(self.count, RECOMPUTE.index(name))
+        return other
 
 
 def tokens(columns: MemoryColumns) -> Column:

@@ -11,6 +11,7 @@ from models.flops import DELTA_CHUNK, MAMBA_CHUNK
 from training.memory.activations import (
     BlockBytes,
     attention_sublayer_bytes,
+    block_bytes,
     element_bytes,
     mlp_sublayer_bytes,
     norm_bytes,
@@ -23,7 +24,10 @@ ATTENTION_AND_MLP = frozenset({"*-", "+-", "*E", "+E"})
 
 
 def kind_bytes(columns: MemoryColumns, kind: str) -> BlockBytes:
-    """Of a block of these sublayers, by the letters of ``GPTShape.blocks``. Of recomputation "full" alone counts."""
+    """Of a block of these sublayers, by the letters of ``GPTShape.blocks``. Of hybrids' recomputation "full" alone
+    counts."""
+    if kind in ATTENTION_AND_MLP:
+        return block_bytes(columns, experts="E" in kind)
     whole, stream = sum(_sublayer(columns, symbol) for symbol in kind), stream_bytes(columns)
     full = columns.recomputes("full")
     width, rows = element_bytes(columns), tokens(columns)

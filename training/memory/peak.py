@@ -119,15 +119,27 @@ def stage_memory(
     # beside the 16-bit weights, or in their stead
     copies = np.where(columns.format == FORMATS.index("fp4"), FP4_COPIES, FP8_COPIES)
     casts = np.where(small & (software.fp8_weights == 0), copies, 0.0) * (dense + expert)
+    there, others = (plain, mixtures), _others(own)
+    activations = _activations(columns, number, there, others, crowded, recomputed)
+    away = offloaded_share(columns)
+    if np.any(away > 0):
+        least = _activations(columns.recomputing("full"), number, there, others, crowded, AS_LAID_OUT)
+        activations = activations * (1 - away) + np.minimum(least, activations) * away
     return PeakBytes(
         weights=weights + casts,
         gradients=gradients,
         optimizer=optimizer,
-        activations=_activations(columns, number, (plain, mixtures), _others(own), crowded, recomputed)
-        + gathered_bytes(columns, number, (dense, expert), plain + mixtures),
+        activations=activations + gathered_bytes(columns, number, (dense, expert), plain + mixtures),
         workspace=workspace_bytes(layout) + software.bucket_bytes,
         stage=number,
     )
+
+
+def offloaded_share(columns: MemoryColumns) -> Column:
+    """Of a stage's blocks, those whose activations wait on the host. A GPU holds of them about what full recomputation
+    holds: those of the block that computes, and for those that are on their way as much as each block's input is."""
+    layout = columns.layout
+    return np.minimum(1.0, columns.software.offloaded_blocks * layout.pp * layout.vpp / columns.model.layers)
 
 
 class Crowding(NamedTuple):

@@ -59,6 +59,7 @@ def program(config: RunConfig, modules: Modules) -> Software:
         main_gradient_bytes=4 if wide else 2,
         fp8_weights=config.precision.fp8_param_gather,
         loss_chunk_tokens=config.train.cross_entropy_chunk_tokens or math.inf,
+        offloaded_blocks=config.train.cpu_offloading_num_layers if modules.cuda else 0,
         **kept_state(config.optimizer),
     )
     return sharded(own, ZERO[config.parallel.sharding])

@@ -55,7 +55,7 @@ def fullest(planned: Sequence[Planned], shape: GPTShape, modules: Modules) -> li
     columns = columns_of(planned, layouts, shape, modules)
 
     def adjusted(found: PeakBytes) -> PeakBytes:
-        for activations in (_some_recomputed, _some_offloaded, _within_budgets):
+        for activations in (_some_recomputed, _within_budgets):
             found.activations = activations(planned, layouts, shape, modules, found)
         return found
 
@@ -85,7 +85,6 @@ def of_stages(
         chosen = Recomputed(*np.array([plan.memory for plan in own]).T)
     found = stage_memory(columns_of(planned, layouts, shape, modules), stack, layouts, stages, chosen)
     found.activations = _some_recomputed(planned, layouts, shape, modules, found)
-    found.activations = _some_offloaded(planned, layouts, shape, modules, found)
     return [_predicted(found, number, modules) for number in range(len(stages))]
 
 
@@ -124,18 +123,6 @@ def _some_recomputed(
     return found.activations * (1 - shares) + whole * shares
 
 
-def _some_offloaded(
-    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules, found: PeakBytes
-) -> Column:
-    """Of blocks whose activations wait on the host, a GPU holds about what full recomputation holds: those of the block
-    that computes, and for those that are on their way as much as each block's input is there."""
-    shares = np.array([_offloaded_share(each, shape) for each in planned]) * modules.cuda
-    if not np.any(shares > 0):
-        return found.activations
-    least = _if_recomputed("full", shares > 0, planned, layouts, shape, modules, found)
-    return found.activations * (1 - shares) + np.minimum(least, found.activations) * shares
-
-
 def _within_budgets(
     planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules, found: PeakBytes
 ) -> Column:
@@ -163,11 +150,6 @@ def _if_recomputed(
     activations = found.activations.copy()
     activations[at] = stage_memory(columns, [BlockStack(shape)] * len(own), own, list(stages)).activations
     return activations
-
-
-def _offloaded_share(planned: Planned, shape: GPTShape) -> float:
-    blocks = planned.config.train.cpu_offloading_num_layers * _chunks(planned.config.parallel)
-    return min(1.0, blocks / shape.num_layers)
 
 
 def _kept_share(planned: Planned, shape: GPTShape) -> float:

@@ -77,6 +77,8 @@ class StagePlan:
     """Every block, of which its input alone is kept; no single places."""
     flops: float
     """More FLOPs per token."""
+    most_flops: float
+    """The same, if everything were computed again that may be."""
     memory: Recomputed
     """As ``stage_memory`` takes it."""
     words: str
@@ -208,7 +210,9 @@ class _Stages:
         if self.shape.mtp_num_layers and stage == self.layout.pp - 1:
             flops += depth_flops(self.shape, self.seq_length)
             words += " and multi-token prediction"
-        return StagePlan(places=frozenset(), whole_blocks=True, flops=flops, memory=Recomputed(), words=words)
+        return StagePlan(
+            places=frozenset(), whole_blocks=True, flops=flops, most_flops=flops, memory=Recomputed(), words=words
+        )
 
 
 def cheapest(kinds: Sequence[tuple[Kind, int]], needed: float) -> dict[Kind, int] | None:
@@ -251,6 +255,7 @@ def _plan(kinds: Sequence[Kind], counts: dict[Kind, int]) -> StagePlan:
         places=frozenset(place for groups in chosen.values() for group in groups for place in group),
         whole_blocks=False,
         flops=sum(kind.flops * count for kind, count in many.items()),
+        most_flops=sum(kind.flops * kind.width * len(kind.groups) for kind in kinds),
         memory=Recomputed(
             spared=sum(kind.spared * count for kind, count in many.items()),
             largest=max((kind.spared for kind, count in counts.items() if count == len(kind.groups)), default=0.0),

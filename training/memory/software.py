@@ -41,6 +41,9 @@ class Software:
     of all shards."""
     loss_bytes: int = 6
     """Per 16-bit logit while the loss is computed: it, and an fp32 copy that softmax and its gradient overwrite."""
+    offloaded_blocks: int = 0
+    """Of each pipeline chunk, the first ones: blocks whose activations wait in the host's memory
+    (train.cpu_offloading_num_layers)."""
     loss_chunk_tokens: float = math.inf
     """Tokens whose logits are there at once (train.cross_entropy_chunk_tokens)."""
     keeps_fp32_gradients: bool = True

@@ -11,6 +11,7 @@ from tools.plan.cost.experts import activation_s, dispatch_s, host_s, routed_pro
 from tools.plan.cost.links import bandwidth, gather_s, latency
 from tools.plan.cost.mixers import channels as mixer_channels
 from tools.plan.cost.mixers import exchanged_s, projections_s, scan_s, widths
+from tools.plan.cost.offload import offload_s
 from tools.plan.cost.products import gap_s, product_s, tuned
 from training.memory.activations import element_bytes
 from training.memory.cases import Column, tokens
@@ -42,10 +43,11 @@ class BlockTimes:
     cp: Column
     ep: Column
     recompute: Column
+    offload: Column
 
     @property
     def total(self) -> Column:
-        return self.products + self.attention + self.traffic + self.tp + self.cp + self.ep + self.recompute
+        return np.asarray(sum(getattr(self, name) for name in self.__slots__))
 
     def times(self, count: Column) -> "BlockTimes":
         """Of ``count`` such blocks."""
@@ -113,6 +115,7 @@ def block_of_kind(columns: PricedColumns, constants: Constants, kind: str) -> tu
         cp=3 * ring + 2 * swap,
         ep=2 * ep,
         recompute=again,
+        offload=none,
     )
     if experts:
         host, wait = host_s(columns, constants)
@@ -122,6 +125,7 @@ def block_of_kind(columns: PricedColumns, constants: Constants, kind: str) -> tu
         activation = BACKWARD_TRAFFIC * activation_s(columns, constants)
         times.products = times.products + slow_gradients_s(columns, constants, activation)
         forward = np.maximum(forward, host) + wait
+    times.offload = offload_s(columns, kind, forward, times.total - forward)
     return times, forward
 
 

@@ -24,6 +24,7 @@ class StepTimes:
     attention: Column
     traffic: Column
     recompute: Column
+    offload: Column
     head: Column
     tp: Column
     cp: Column
@@ -85,8 +86,8 @@ def _host_bound(columns: PricedColumns, stages: tuple[Column, Column, Column], d
 def _assemble(parts: BlockTimes, head: Column, p2p: Column, bubble: Column, dp: Column) -> StepTimes:
     nothing = np.zeros_like(head)
     return StepTimes(
-        parts.products, parts.attention, parts.traffic, parts.recompute, head, parts.tp, parts.cp, parts.ep,
-        p2p, bubble, dp, nothing, nothing, nothing,
+        parts.products, parts.attention, parts.traffic, parts.recompute, parts.offload, head, parts.tp, parts.cp,
+        parts.ep, p2p, bubble, dp, nothing, nothing, nothing,
     )  # fmt: skip
 
 

@@ -9,11 +9,11 @@ from tools.shared.chart import Drawing, powers, ticks
 from tools.shared.plot import Mark, Part, rows
 
 COLOURS = {
-    "products": "#33658a", "attention": "#2f9c95", "traffic": "#86bbd8", "recompute": "#7d5ba6", "head": "#5c6b73",
-    "tp": "#e4572e", "cp": "#f39237", "ep": "#c81d25", "p2p": "#f2c14e", "bubble": "var(--pale)", "dp": "#a44200",
-    "optimizer": "#4f772d", "host": "#d4a5a5", "other": "#a3b18a", "weights": "#33658a", "gradients": "#86bbd8",
-    "activations": "#f39237", "workspace": "var(--pale)", "forward": "#33658a", "backward": "#2f9c95",
-    "idle": "var(--paler)",
+    "products": "#33658a", "attention": "#2f9c95", "traffic": "#86bbd8", "recompute": "#7d5ba6", "offload": "#b8a1d1",
+    "head": "#5c6b73", "tp": "#e4572e", "cp": "#f39237", "ep": "#c81d25", "p2p": "#f2c14e", "bubble": "var(--pale)",
+    "dp": "#a44200", "optimizer": "#4f772d", "host": "#d4a5a5", "other": "#a3b18a", "weights": "#33658a",
+    "gradients": "#86bbd8", "activations": "#f39237", "workspace": "var(--pale)", "forward": "#33658a",
+    "backward": "#2f9c95", "idle": "var(--paler)",
 }  # fmt: skip
 
 WIDTH = 960

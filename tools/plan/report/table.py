@@ -13,6 +13,7 @@ MEANING = {
     "attention": "attention's scores and values",
     "traffic": "norms, activations, residuals, casts (memory bandwidth)",
     "recompute": "forward passes computed again",
+    "offload": "activations to the host and back, exposed",
     "head": "output layer and loss, beyond what the other stages do",
     "tp": "tensor-parallel collectives, exposed",
     "cp": "context-parallel ring, exposed",

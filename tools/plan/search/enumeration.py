@@ -31,8 +31,8 @@ USUAL_MICRO_BATCH, LARGE = 8, 2**26
 """Larger ones are tried while the hidden states on a rank are fewer numbers than that, 65,536 tokens of 1,024 channels:
 beyond, more rows make no product faster, and bubbles only grow."""
 STREAMS = 4
-"""Hidden states that a block keeps at least where it is not recomputed whole: inputs of its norms, its queries, what
-attention puts out."""
+"""Hidden states that a block keeps at least where it is not recomputed whole, and none of it waits on the host: inputs
+of its norms, its queries, what attention puts out."""
 
 
 def candidates(question: PlanRequest) -> list[Candidate]:
@@ -45,8 +45,9 @@ def _candidates(question: PlanRequest) -> Iterator[Candidate]:
     formats = _formats(question)
     again = [name for name in _recomputations(shape) if question.fixed.get("recompute", name) == name]
     sharded = cast(list[Zero], question.choices("zero", [1, 3]))
+    streams = 1 if question.cpu_offloading_num_layers else STREAMS
     for grid in _grids(question):
-        kept = again if _may_fit(question, grid, STREAMS) or "mbs" in question.fixed else again[-1:]
+        kept = again if _may_fit(question, grid, streams) or "mbs" in question.fixed else again[-1:]
         sizes: dict[str, Any] = {name: getattr(grid, name) for name in Candidate.__slots__}  # twice as fast as replace
         for (ep, etp), zero in itertools.product(_expert_axes(question, grid), sharded):
             own = sizes | {"ep": ep, "etp": etp, "zero": zero}

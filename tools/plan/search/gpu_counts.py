@@ -48,7 +48,8 @@ def fewest(question: PlanRequest) -> int | None:
 
 def fits(question: PlanRequest) -> bool:
     """Whether some layout does. Asked of the leanest, which hold no more than others of their sizes: micro-batches of
-    one, full recomputation, one chunk a stage, one copy of shards, 16-bit weights alone."""
+    one, full recomputation (of activations on the host a GPU holds as much), one chunk a stage, one copy of shards,
+    16-bit weights alone."""
     leanest: dict[str, int | str] = {
         "mbs": 1, "vpp": 1, "recompute": "full", "copies": 1, "precision": precisions(question.cluster)[0],
     }  # fmt: skip

@@ -62,10 +62,10 @@ class PricedLayout:
         """What the step is spent on most, in words."""
         names = {
             "products": "matrix products", "attention": "attention", "traffic": "memory bandwidth (norms, activations)",
-            "recompute": "recomputation", "head": "the output layer on the last stage", "tp": "TP communication",
-            "cp": "CP communication", "ep": "EP communication", "p2p": "sends between stages",
-            "bubble": "the pipeline bubble", "dp": "DP communication", "optimizer": "the optimizer",
-            "host": "launches on the host", "other": "overhead",
+            "recompute": "recomputation", "offload": "activations to the host and back",
+            "head": "the output layer on the last stage", "tp": "TP communication", "cp": "CP communication",
+            "ep": "EP communication", "p2p": "sends between stages", "bubble": "the pipeline bubble",
+            "dp": "DP communication", "optimizer": "the optimizer", "host": "launches on the host", "other": "overhead",
         }  # fmt: skip
         return names[max(self.spent_s, key=lambda name: self.spent_s[name])]
 
@@ -177,7 +177,8 @@ def asked_program(question: PlanRequest, precision: str, zero: Zero) -> Software
     )
     kept = kept_state(question.optimizer) if zero == 1 else {}
     pieces = question.cross_entropy_chunk_tokens or math.inf
-    return sharded(replace(own, loss_chunk_tokens=pieces, **kept), zero)
+    away = 0 if on_cpu(question.cluster) else question.cpu_offloading_num_layers
+    return sharded(replace(own, loss_chunk_tokens=pieces, offloaded_blocks=away, **kept), zero)
 
 
 def constants(cluster: Cluster) -> Constants:

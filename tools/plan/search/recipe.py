@@ -86,6 +86,7 @@ def _train(base: TrainConfig, question: PlanRequest, layout: Candidate) -> Train
         global_batch_size=question.global_batch_size,
         micro_batch_size=layout.mbs,
         cross_entropy_chunk_tokens=question.cross_entropy_chunk_tokens,
+        cpu_offloading_num_layers=question.cpu_offloading_num_layers,
         recompute=None,
         recompute_granularity=None if none else "full" if full else "selective",
         recompute_method="uniform" if full else None,

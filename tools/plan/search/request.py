@@ -33,6 +33,8 @@ class PlanRequest:
     """Of that recipe: where and in how many bits its state is kept."""
     cross_entropy_chunk_tokens: int | None = None
     """Of that recipe, too."""
+    cpu_offloading_num_layers: int = 0
+    """The same."""
     cuda_graphs: bool = False
     """Blocks run as CUDA graphs: the host launches no kernel of theirs on its own."""
 

@@ -5,14 +5,21 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from parallel.errors import UserError
 from tools.plan.cost.hardware import computable, on_cpu
 from tools.plan.search.enumeration import copies_of_shards
-from tools.plan.search.pricing import PricedLayout, price
-from tools.plan.search.recipe import problems
+from tools.plan.search.pricing import HELD, SPENT, PricedLayout, price
+from tools.plan.search.recipe import configuration, problems
 from tools.plan.search.request import PlanRequest
+from training.config.incompatible import offload_problems
 from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 from training.memory.oom_candidates import LOSS_CHUNK_TOKENS
+from training.memory.peak import SAFE_SHARE
+from training.memory.planned import planned_modules
+from training.memory.predicted import of_stages
+from training.memory.recompute_plan import recompute_plans
+from training.memory.states import chunks
 
 
 def switched(
@@ -22,10 +29,11 @@ def switched(
     recipe; the fastest first."""
     found = []
     others = [(words, question, layout) for words, layout in _others(question, plan.layout)]
-    others += [(words, asked, plan.layout) for words, asked in _kept_otherwise(question, plan.layout)]
+    others += [(words, asked, plan.layout) for words, asked in _kept_otherwise(question, plan.layout, base)]
     for words, asked, layout in others:
         (other,) = price(asked, [layout])
         found.append((words, other, not problems(asked, layout, base)))
+    found += _what_pays(question, plan.layout, base)
     with_graphs = dataclasses.replace(question, cuda_graphs=True)
     (graphed,) = price(with_graphs, [plan.layout])
     # layers of experts stay as they are, whose launches this price takes away, too
@@ -49,7 +57,48 @@ def in_pieces(question: PlanRequest) -> PlanRequest:
     return dataclasses.replace(question, cross_entropy_chunk_tokens=LOSS_CHUNK_TOKENS)
 
 
-def _kept_otherwise(question: PlanRequest, layout: Candidate) -> Iterator[tuple[str, PlanRequest]]:
+def activations_on_the_host(question: PlanRequest, layout: Candidate) -> PlanRequest:
+    """Those of every block."""
+    blocks = max(chunks(question.shape.num_layers, layout))
+    return dataclasses.replace(question, cpu_offloading_num_layers=blocks)
+
+
+def within_budget(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
+    """A recipe that recomputes what pays until a rank holds what is safe (train.recompute)."""
+    config = configuration(question, dataclasses.replace(layout, recompute="none"), base)
+    gib = int(SAFE_SHARE * question.cluster.gpu.memory_gib * 10) / 10
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, recompute=f"auto:{gib:g}GiB"))
+
+
+def _what_pays(
+    question: PlanRequest, layout: Candidate, base: RunConfig | None
+) -> Iterator[tuple[str, PricedLayout, bool]]:
+    """``within_budget``, where a layout that recomputes nothing does not fit. Of the seconds that full recomputation
+    adds, it costs a share: of the FLOPs that a stage may compute again, those that it does, on the stage of the largest
+    share."""
+    kept, again = price(question, [dataclasses.replace(layout, recompute=name) for name in ("none", "full")])
+    config = within_budget(question, layout, base)
+    if kept.fits or on_cpu(question.cluster) or config.problems(question.num_gpus):
+        return
+    asked = config, question.num_gpus, question.shape, planned_modules(config)
+    try:
+        plans = recompute_plans(*asked)
+    except UserError:  # does not fit although everything is computed again
+        return
+    share = max((plan.flops / plan.most_flops for plan in plans if plan.flops), default=0.0)
+    spent = {name: (1 - share) * kept.spent_s[name] + share * again.spent_s[name] for name in SPENT}
+    held = max(of_stages(*asked, range(layout.pp)), key=lambda stage: stage.total)
+    speed = kept.step_s / sum(spent.values())
+    found = dataclasses.replace(
+        kept, step_s=kept.step_s / speed, spent_s=spent, held_bytes={name: getattr(held, name) for name in HELD},
+        fullest_stage=held.stage, tokens_per_s_per_gpu=kept.tokens_per_s_per_gpu * speed, mfu=kept.mfu * speed,
+    )  # fmt: skip
+    yield f"recompute {config.train.recompute}", found, True
+
+
+def _kept_otherwise(
+    question: PlanRequest, layout: Candidate, base: RunConfig | None
+) -> Iterator[tuple[str, PlanRequest]]:
     """What holds less and is no matter of the layout; only what a GPU has."""
     if on_cpu(question.cluster):
         return
@@ -64,6 +113,14 @@ def _kept_otherwise(question: PlanRequest, layout: Candidate) -> Iterator[tuple[
         yield "the optimizer on the host", kept_on_the_host(question)
     if (question.cross_entropy_chunk_tokens or math.inf) > LOSS_CHUNK_TOKENS < layout.mbs * question.seq_length:
         yield f"logits of {LOSS_CHUNK_TOKENS:,} tokens at a time", in_pieces(question)
+    away = activations_on_the_host(question, layout)
+    more = away.cpu_offloading_num_layers > question.cpu_offloading_num_layers
+    if more and layout.recompute != "full" and not _offload_problems(configuration(away, layout, base)):
+        yield "activations on the host", away
+
+
+def _offload_problems(config: RunConfig) -> list[str]:
+    return offload_problems(config.train.cpu_offloading_num_layers, config.precision, config.kernels.graphs)
 
 
 def _others(question: PlanRequest, layout: Candidate) -> Iterator[tuple[str, Candidate]]:

@@ -1,0 +1,27 @@
+"""Seconds that activations on their way to the host's memory and back add to a block (models/layers/offload.py)."""
+
+import numpy as np
+
+from tools.plan.cost.cases import PricedColumns
+from training.memory.cases import Column
+from training.memory.mixers import kind_bytes
+from training.memory.peak import offloaded_share
+
+
+def offload_s(columns: PricedColumns, kind: str, forward: Column, backward: Column) -> Column:
+    """Exposed seconds of the mean block of these sublayers, of one microbatch.
+
+    All that a block keeps travels once each way, as fast as datasheets have the GPU's link to the host, or its share of
+    the host's memory, if that is slower. Assumed: the next block computes as long as this one, and its forward pass
+    hides the copy out, its backward pass the copy back; what travels longer counts. The copy back for the last block
+    of a chunk has none before it that would hide it. Not counted: that the program fetches one sublayer ahead, not one
+    block, which hides less where attention and MLP differ; and launches of copies. No run was measured.
+    """
+    share, machine = offloaded_share(columns), columns.machine
+    if not np.any(share > 0):
+        return np.zeros(columns.count)
+    rate = np.minimum(machine.host_link_bytes_per_s, machine.host_memory_bytes_per_s)
+    travel = kind_bytes(columns, kind).kept / rate
+    out, back = (np.maximum(0.0, travel - computes) for computes in (forward, backward))
+    in_a_chunk = columns.model.layers / (columns.layout.pp * columns.layout.vpp)
+    return np.where(share > 0, share * (out + back) + (travel - back) / in_a_chunk, 0.0)
