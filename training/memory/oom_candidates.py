@@ -28,7 +28,7 @@ SLOWER = {
     # Rough, for the order alone (tools.plan prices layouts): of each doubling, beside bubble and recomputation.
     "tp": 0.08, "pp": 0.03, "cp": 0.05, "ep": 0.04, "micro-batch": 0.02, "states": 0.001, "shards": 0.1,
     "ranks": 1.0, "remainders": 0.002, "bf16 moments": 0.02, "host": 0.3,
-    "activations": 0.2, "budget": 0.05,
+    "activations": 0.5, "budget": 0.05,  # over PCIe at 8,192 tokens; over C2C a tenth
 }  # fmt: skip
 
 Value = int | bool | str | tuple[str, ...] | None

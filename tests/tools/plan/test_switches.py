@@ -199,8 +199,25 @@ def test_what_holds_less_beside_the_layout_is_priced() -> None:
     grace = question("llama3_8b", "gb200", gpus=8, batch=64, seq=8192)
     there = {words: other for words, other, _ in switched(grace, plan_of(grace, layout))}
     assert there["the optimizer on the host"].spent_s["optimizer"] < host.spent_s["optimizer"] / 2
-    sharded = Candidate(tp=2, dp=4, microbatches=16, zero=3)
-    assert not {words for words, *_ in switched(asked, plan_of(asked, sharded))} & {"the optimizer on the host"}
+
+
+def test_shards_may_lie_on_the_host() -> None:
+    """Priced as its recipe is: whose gathers and reductions travel too."""
+    asked, layout = question("llama3_8b", gpus=8, batch=64, seq=8192), Candidate(dp=8, microbatches=8, zero=3)
+    plan = plan_of(asked, layout)
+    found = {words: (other, accepted) for words, other, accepted in switched(asked, plan)}
+    assert "the optimizer on the host" not in found
+    host, accepted = found["shards on the host"]
+    states = [host.held_bytes[name] for name in ("weights", "gradients", "optimizer")]
+    assert accepted and states == [0, 0, 0] and plan.held_bytes["optimizer"] > 0
+    moved = 4 * 24 * plan.held_bytes["optimizer"] / 12 / (asked.cluster.node.host_link_gb_per_s * 1e9)
+    assert moved < host.step_s - plan.step_s < 2 * moved
+    half = dataclasses.replace(asked.optimizer, optimizer_cpu_offload=True, optimizer_offload_fraction=0.5)
+    assert "shards on the host" not in {
+        words for words, *_ in switched(dataclasses.replace(asked, optimizer=half), plan)
+    }
+    written = configuration(dataclasses.replace(asked, optimizer=half), layout)
+    assert written.problems(8) == [] and written.optimizer.optimizer_cpu_offload
 
 
 def test_a_recipe_that_keeps_its_state_on_the_host_is_planned_so() -> None:
@@ -210,5 +227,5 @@ def test_a_recipe_that_keeps_its_state_on_the_host_is_planned_so() -> None:
     assert written.optimizer.optimizer_cpu_offload and written.train.cross_entropy_chunk_tokens == 1024
     assert plan_of(kept_on_the_host(asked), layout).held_bytes["optimizer"] == 0
     assert not configuration(
-        kept_on_the_host(asked), dataclasses.replace(layout, zero=3)
+        kept_on_the_host(asked), dataclasses.replace(layout, zero=0)
     ).optimizer.optimizer_cpu_offload

@@ -169,13 +169,13 @@ def program(cluster: Cluster, *, grad_reduce_in_fp32: bool = True, cuda_graphs: 
 
 def asked_program(question: PlanRequest, precision: str, zero: Zero) -> Software:
     """``program`` as the question's recipe has it. fp32 weights have fp32 gradients, whatever it says of others; the
-    optimizer's state is kept otherwise with ZeRO-1 alone."""
+    optimizer's state is kept otherwise with ZeRO-1, and on the host with ZeRO-2 and -3."""
     own = program(
         question.cluster,
         grad_reduce_in_fp32=question.grad_reduce_in_fp32 or precision == "fp32",
         cuda_graphs=question.cuda_graphs,
     )
-    kept = kept_state(question.optimizer) if zero == 1 else {}
+    kept = kept_state(question.optimizer) if zero >= 1 else {}
     pieces = question.cross_entropy_chunk_tokens or math.inf
     away = 0 if on_cpu(question.cluster) else question.cpu_offloading_num_layers
     return sharded(replace(own, loss_chunk_tokens=pieces, offloaded_blocks=away, **kept), zero)

@@ -38,12 +38,19 @@ def configuration(question: PlanRequest, layout: Candidate, base: RunConfig | No
         kernels=kernels,
         parallel=_parallel(base, layout, question.shape),
         precision=_precision(base.precision, layout.precision),
-        optimizer=dataclasses.replace(base.optimizer, **_kept_state(question)) if layout.zero == 1 else base.optimizer,
+        optimizer=dataclasses.replace(base.optimizer, **_kept_state(question, layout)),
         train=_train(base.train, question, layout),
     )
 
 
-def _kept_state(question: PlanRequest) -> dict[str, Any]:
+def _kept_state(question: PlanRequest, layout: Candidate) -> dict[str, Any]:
+    if layout.zero == 0:
+        return {}
+    if layout.zero > 1:  # all shards, or none
+        away = question.optimizer.optimizer_cpu_offload
+        return {
+            "optimizer_cpu_offload": away, "optimizer_offload_fraction": 1.0, "overlap_cpu_optimizer_d2h_h2d": False
+        }  # fmt: skip
     names = ("optimizer_cpu_offload", "optimizer_offload_fraction", "use_precision_aware_optimizer", *STATE_FIELDS)
     return {name: getattr(question.optimizer, name) for name in names}
 

@@ -111,6 +111,8 @@ def _kept_otherwise(
             small = dataclasses.replace(aware, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
             yield "fp32 weights as 16 bits more, moments in bf16", dataclasses.replace(question, optimizer=small)
         yield "the optimizer on the host", kept_on_the_host(question)
+    if layout.zero > 1 and not optimizer.optimizer_cpu_offload:
+        yield "shards on the host", kept_on_the_host(question)
     if (question.cross_entropy_chunk_tokens or math.inf) > LOSS_CHUNK_TOKENS < layout.mbs * question.seq_length:
         yield f"logits of {LOSS_CHUNK_TOKENS:,} tokens at a time", in_pieces(question)
     away = activations_on_the_host(question, layout)
