@@ -8,6 +8,8 @@ from training.config.import_path import form_problems
 
 RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
 
+OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TrainConfig:
@@ -95,6 +97,23 @@ class TrainConfig:
     cpu_offloading_num_layers: int = 0
     """Blocks of each pipeline chunk, the first ones, whose activations wait in host memory for their backward pass
     (Megatron's name). 0: none. Not yet run on a GPU."""
+
+    fine_grained_activation_offloading: bool = False
+    """The inputs of offload_modules wait in host memory for their backward pass: megatron-core's own, on GPUs with
+    Transformer Engine; in place of cpu_offloading_num_layers. Not yet run on a GPU."""
+
+    offload_modules: tuple[OffloadModule, ...] = ()
+    """With fine_grained_activation_offloading: whose inputs. attn_norm is latent attention's, mlp_norm that of layers
+    of experts: elsewhere Transformer Engine fuses the norm into the linear layer behind it. attn_proj needs core_attn."""
+
+    min_offloaded_tensor_size: int = 1024 * 1024
+    """Elements of a tensor from which on it is offloaded: smaller ones take longer to launch than they save."""
+
+    activation_offload_fraction: float = 1.0
+    """Of what could be offloaded, in [0, 1]: each microbatch's later groups stay on the GPU."""
+
+    delta_offload_bytes_across_pp_ranks: int = 0
+    """Bytes that each pipeline stage keeps on the GPU more than the stage before, which has more microbatches waiting."""
 
     compile: bool = False
     """Compile each block with torch.compile as it first runs: fewer, fused kernels, for a first step that takes a

@@ -1,0 +1,97 @@
+"""Inputs of parts of a block that wait on the host for their backward pass: megatron-core's own
+fine_grained_activation_offloading, by whose names its fields go, on GPUs with Transformer Engine.
+
+The first iteration offloads everything, and learns in which order groups of tensors come back; from the second on what
+is needed next is copied back beside the computation of the group behind it. Not yet run on a GPU.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.models.hybrid.hybrid_model import HybridModel
+from megatron.core.pipeline_parallel import fine_grained_activation_offload as mcore
+from torch import Tensor
+
+from parallel.errors import SharedMistake
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FineGrainedOffload:
+    """Fields of the section ``train``, by the same names."""
+
+    modules: tuple[str, ...]
+    min_tensor_size: int
+    """In elements."""
+    fraction: float
+    delta_bytes_across_pp_ranks: int
+
+
+def settings(offload: FineGrainedOffload | None, transformer_engine: bool) -> dict[str, Any]:
+    """mcore's fields. Raises SharedMistake without Transformer Engine, where the first forward pass would fail."""
+    if offload is None:
+        return {}
+    if not transformer_engine:
+        raise SharedMistake(
+            "train.fine_grained_activation_offloading needs a GPU and Transformer Engine's modules, found blocks of "
+            "Triplane's own. Install Transformer Engine (docs/quickstart.md), or set it to false; "
+            "train.cpu_offloading_num_layers offloads without it."
+        )
+    return {
+        "fine_grained_activation_offloading": True,
+        "offload_modules": list(offload.modules),
+        "min_offloaded_tensor_size": offload.min_tensor_size,
+        "activation_offload_fraction": offload.fraction,
+        "delta_offload_bytes_across_pp_ranks": offload.delta_bytes_across_pp_ranks,
+    }
+
+
+def start() -> None:
+    """Before a model's first chunk: forget another model's groups, which megatron-core keeps for the whole process."""
+    mcore.ChunkOffloadHandler = OrderedCopies
+    mcore.FineGrainedActivationOffloadingInterface.reset_instance()
+
+
+def install(chunk: HybridModel) -> None:
+    """Offload where a chunk is trained only. Evaluation and generation keep nothing for a backward pass: before the
+    first iteration they would be taken for it, and between two they would move the place in the order."""
+    interface, forward = mcore.FineGrainedActivationOffloadingInterface, chunk.forward
+    announce = chunk.preprocess_for_fine_grained_offloading
+
+    def trains() -> bool:
+        return bool(chunk.training) and torch.is_grad_enabled()
+
+    def offloading_forward(*args: Any, **kwargs: Any) -> Any:
+        if trains():
+            return forward(*args, **kwargs)
+        interface.disable_offload()
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            interface.enable_offload()
+
+    chunk.forward = offloading_forward
+    chunk.preprocess_for_fine_grained_offloading = lambda: announce() if trains() else None
+
+
+class OrderedCopies(mcore.ChunkOffloadHandler):
+    """The groups of one microbatch in one chunk, whose copies wait for each other.
+
+    megatron-core 0.19.2 (fine_grained_activation_offload.py:972, tensor_pop) copies a tensor that nothing has fetched
+    yet back on the stream that computes, which has not waited for its copy to the host: in the whole first iteration,
+    and where a microbatch's backward pass begins. And a copy to the host may take pinned memory (offload, line 824)
+    from which another group is still being copied back (reload, line 851, frees it before that copy has run).
+    """
+
+    def tensor_pop(self, tensor_tag: Any) -> Tensor:
+        if not isinstance(tensor_tag, Tensor):
+            group, stream = self.offload_groups[tensor_tag[0] - 1], torch.cuda.current_stream()
+            group.wait_offload_event(stream)
+            group.wait_reload_event(stream)
+        found: Tensor = super().tensor_pop(tensor_tag)
+        return found
+
+    def on_group_commit_forward(self, name: str, forced_released_tensors: list[Tensor]) -> None:
+        if self.do_offload:
+            self.d2h_stream.wait_stream(self.h2d_stream)
+        super().on_group_commit_forward(name, forced_released_tensors)
