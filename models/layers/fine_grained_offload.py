@@ -91,6 +91,11 @@ class OrderedCopies(mcore.ChunkOffloadHandler):
         found: Tensor = super().tensor_pop(tensor_tag)
         return found
 
+    def finish_all_groups(self, name: str | None = None) -> bool:
+        """Whether none of its groups is to come. megatron-core (line 922, "check if this is correct") also says so in
+        the midst of a chunk none of whose groups was offloaded so far, and goes on with another microbatch's."""
+        return self.find_next_group(name) is None
+
     def on_group_commit_forward(self, name: str, forced_released_tensors: list[Tensor]) -> None:
         if self.do_offload:
             self.d2h_stream.wait_stream(self.h2d_stream)
