@@ -1,0 +1,139 @@
+"""train.fine_grained_activation_offloading on the emulated device, with Transformer Engine: losses and checkpoints are
+those of the same run without it, whenever streams run, and every module named has sent something to the host."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu_path import trainings
+from tests.gpu_path.emulator import Emulation, Order
+from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, assert_same
+
+ATTENTION = ("qkv_linear", "core_attn", "attn_proj")
+EXPERTS = (*ATTENTION, "mlp_norm", "expert_fc1", "moe_act")
+LATENT = ("attn_norm", *EXPERTS)
+MODULES = {"debug": ATTENTION, "mixtral_tiny": EXPERTS, "deepseek_v3_tiny": LATENT}
+SMALL = ("--train.min_offloaded_tensor_size", "1")
+SPLIT = ("--train.min_offloaded_tensor_size", "3000")
+"""Elements: a microbatch's 4096 are offloaded, the part of one head or expert alone is not."""
+EVALUATED = ("--train.eval_interval", "1", "--train.eval_iters", "3", "--train.generate_tokens", "40",
+             "--train.sample_interval", "1", "--train.sample_prompts", "def")  # fmt: skip
+"""More microbatches than an iteration trains, and passes outside of Megatron's schedules."""
+
+
+def offloading(modules: tuple[str, ...], *more: str) -> tuple[str, ...]:
+    return ("--train.fine_grained_activation_offloading", "True", "--train.offload_modules", *modules, *(more or SMALL))
+
+
+def offloaded(printed: str) -> dict[str, float]:
+    """MiB of each module over all ranks, from megatron-core's own table; none where it offloads nothing."""
+    found = re.search(r"^Rank +(\w[\w ]*?) +Total$[\s\S]*?^Total +([\d. ]+)$", printed, re.MULTILINE)
+    return dict(zip(found[1].split(), map(float, found[2].split()), strict=False)) if found else {}
+
+
+def kept_mib(printed: str) -> float:
+    """Activations that were measured on the fullest rank's GPU."""
+    found = re.search(r"measured .* activations ([\d.]+) MiB", printed)
+    assert found, printed
+    return float(found[1])
+
+
+def assert_offloaded(printed: str, modules: tuple[str, ...]) -> None:
+    found = offloaded(printed)
+    assert set(found) == set(modules) and min(found.values()) > 0, (found, printed)
+
+
+@pytest.mark.parametrize(
+    "layout, shape, order",
+    [
+        ("", "debug", "late"),
+        ("pp2vpp2", "debug", "late"),
+        *(pytest.param(*case, marks=pytest.mark.campaign)
+          for case in [("", "debug", "random"), ("tp2sp", "debug", "late"), ("dp2overlap", "debug", "late"),
+                       ("pp2", "debug", "late"), ("pp2", "debug", "random"), ("pp2vpp2", "debug", "random"),
+                       ("tp2sppp2", "debug", "late"), ("dp2zero3", "debug", "late"),
+                       ("", "mixtral_tiny", "late"), ("ep2", "mixtral_tiny", "late"),
+                       ("pp2", "mixtral_tiny", "random"), ("", "deepseek_v3_tiny", "late"),
+                       ("tp2sp", "deepseek_v3_tiny", "late"), ("pp2vpp2", "deepseek_v3_tiny", "late")]),
+    ],
+)  # fmt: skip
+def test_it_trains_as_without(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
+) -> None:
+    training, flags = Training(layout=layout, shape=shape), offloading(MODULES[shape])
+    printed = te_device.train(training, tmp_path, Emulation(order=order), flags)
+    assert_offloaded(printed, MODULES[shape])
+    assert_same(tmp_path, on_the_cpu(shape))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "layout, shape, flags, both",
+    [
+        ("pp2", "debug", SMALL, EVALUATED),
+        ("", "debug", SMALL, (*EVALUATED, "--precision.dtype", "bf16", "--train.micro_batch_size", "2")),
+        ("", "mixtral_tiny", SPLIT, ()),
+        ("", "deepseek_v3_tiny", SPLIT, ()),
+        ("", "debug", (*SMALL, "--train.activation_offload_fraction", "0.5"), ()),
+        ("pp2", "debug", (*SMALL, "--train.delta_offload_bytes_across_pp_ranks", "100000"), ()),
+        ("pp2vpp2", "debug", (*SMALL, "--train.delta_offload_bytes_across_pp_ranks", "100000"), ()),
+    ],
+)
+def test_bit_for_bit(
+    te_device: WarmDevice, tmp_path: Path, layout: str, shape: str, flags: tuple[str, ...], both: tuple[str, ...]
+) -> None:
+    """With evaluation and samples between the iterations, parts of a tensor, and a part of the groups."""
+    training, late = Training(layout=layout, shape=shape), Emulation(order="late")
+    te_device.train(training, tmp_path / "kept", late, both)
+    te_device.train(training, tmp_path / "offloaded", late, (*offloading(MODULES[shape], *flags), *both))
+    assert trainings.loss_difference(tmp_path / "offloaded", tmp_path / "kept") == 0
+    differences = trainings.checkpoint_differences(tmp_path / "offloaded", tmp_path / "kept", generators=True)
+    assert {one.outcome for one in differences} == {"equal"}
+
+
+@pytest.mark.campaign
+def test_the_gpu_keeps_less(te_device: WarmDevice, tmp_path: Path) -> None:
+    kept = kept_mib(te_device.train(Training(), tmp_path / "kept", Emulation()))
+    half = kept_mib(
+        te_device.train(
+            Training(), tmp_path / "half", Emulation(),
+            offloading(ATTENTION, *SMALL, "--train.activation_offload_fraction", "0.5"),
+        )
+    )  # fmt: skip
+    whole = kept_mib(te_device.train(Training(), tmp_path / "whole", Emulation(), offloading(ATTENTION)))
+    assert whole < half < kept, (whole, half, kept)
+
+
+def test_microbatches_that_run_again(te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path) -> None:
+    again = Emulation(order="late", hooks=("tests.gpu_path.passing_fault",))
+    printed = te_device.train(Training(), tmp_path, again, offloading(ATTENTION))
+    assert "a passing fault of the hardware" in printed
+    assert_same(tmp_path, on_the_cpu("debug"))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "layout, mutant, flags",
+    [
+        ("", "offloaded_copies_not_ordered", ()),
+        ("pp2vpp2", "offloaded_chunk_ends_early", ()),
+        ("pp2", "offloaded_outside_of_training", EVALUATED),
+    ],
+)
+def test_what_is_mended_is_seen_without(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, mutant: str, flags: tuple[str, ...]
+) -> None:
+    """megatron-core 0.19.2 as it is: the run fails, or trains something else."""
+    emulation = Emulation(
+        order="late", hooks=("tests.gpu_path.mutants",), settings={"EMULATED_CUDA_MUTANT": mutant}
+    )  # fmt: skip
+    with pytest.raises((TrainingError, AssertionError)):
+        te_device.train(Training(layout=layout), tmp_path, emulation, (*offloading(ATTENTION), *flags))
+        assert_same(tmp_path, on_the_cpu("debug"))
+
+
+def test_without_transformer_engine_it_says_what_it_needs(device: WarmDevice, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="fine_grained_activation_offloading needs a GPU and Transformer Engine"):
+        device.train(Training(), tmp_path, Emulation(), offloading(ATTENTION))

@@ -1,0 +1,72 @@
+"""What train.fine_grained_activation_offloading needs, and cannot be with."""
+
+from typing import Literal
+
+from models.kernels import KernelsConfig
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig, PrecisionConfig
+from training.config.train_config import TrainConfig
+
+FIELD = "train.fine_grained_activation_offloading"
+
+
+def fine_grained_problems(
+    shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, kernels: KernelsConfig, train: TrainConfig,
+    *, device: Literal["auto", "cpu", "cuda"], documents_apart: bool,
+) -> list[str]:  # fmt: skip
+    """Of a device without Transformer Engine, of what was not compared with it, and of modules that are not there."""
+    if not train.fine_grained_activation_offloading:
+        return []
+    if device == "cpu":
+        return [
+            f'{FIELD} needs a GPU and Transformer Engine, found device = "cpu". Set it to false; '
+            "train.cpu_offloading_num_layers works on a CPU, too."
+        ]
+    found = {
+        "train.cpu_offloading_num_layers: it offloads the same activations": train.cpu_offloading_num_layers > 0,
+        "train.recompute or recompute_granularity: what is recomputed was not offloaded yet": train.recomputes,
+        "train.rampup_batch_size: the first iteration decides how many microbatches are offloaded": (
+            train.rampup_batch_size is not None
+        ),
+        "train.compile: torch.compile does not see when a group of tensors begins and ends": train.compile,
+        f"precision.{precision.products}: its products were not compared with it yet": precision.products is not None,
+        "kernels.cuda_graph_impl: a graph's memory is fixed": kernels.graphs,
+        "kernels.tp_comm_overlap: its buffers were not compared with it yet": kernels.tp_comm_overlap,
+        "parallel.context_parallel_size > 1: its exchanges were not compared with it yet": (
+            parallel.context_parallel_size > 1
+        ),
+        **_own_attention(shape, documents_apart),
+    }
+    problems = [f"{FIELD} cannot be with {what}. Set it to false." for what, there in found.items() if there]
+    return problems + _missing_modules(shape, kernels, train)
+
+
+def _own_attention(shape: GPTShape, documents_apart: bool) -> dict[str, bool]:
+    """Triplane's attention cuts keys into pieces: each may be too small to be offloaded, in memory that
+    megatron-core frees because the whole is large enough."""
+    why = "its attention is Triplane's, which was not compared with it"
+    return {
+        f"data.reset_attention_mask: {why}": documents_apart,
+        f"model.attn_logit_softcapping: {why}": bool(shape.attn_logit_softcapping),
+        f"model.attention_chunk_size: {why}": bool(shape.attention_chunk_size),
+        f"model.attn_scale: {why}": bool(shape.attn_scale),
+        "model.attention_output_gate: megatron-core frees the gate with the values": shape.attention_output_gate,
+    }
+
+
+def _missing_modules(shape: GPTShape, kernels: KernelsConfig, train: TrainConfig) -> list[str]:
+    """Parts that the model does not have, or that offload nothing: megatron-core would say nothing."""
+    experts = shape.num_moe_experts > 0
+    grouped = experts and kernels.moe_grouped_gemm != "off"
+    latent = shape.multi_latent_attention
+    needs = {
+        "attn_norm": ("latent attention (elsewhere the norm is a part of qkv_linear)", latent),
+        **dict.fromkeys(("qkv_linear", "core_attn", "attn_proj"), ("attention", shape.has_attention)),
+        "mlp_norm": ("experts (elsewhere the norm is a part of the MLP's first linear layer)", experts),
+        **dict.fromkeys(("expert_fc1", "moe_act"), ("experts, whose products kernels.moe_grouped_gemm groups", grouped)),
+    }
+    return [
+        f'train.offload_modules "{module}" needs a model with {needs[module][0]}, found none. Leave it out.'
+        for module in train.offload_modules
+        if not needs[module][1]
+    ]
