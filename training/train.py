@@ -222,7 +222,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
 
 
 def fine_grained(train: TrainConfig) -> FineGrainedOffload | None:
-    """Whose inputs wait on the host; None: nobody's."""
+    """What waits on the host, by module; None: no module's input."""
     if not train.fine_grained_activation_offloading:
         return None
     return FineGrainedOffload(

@@ -50,7 +50,8 @@ def _own_attention(shape: GPTShape, documents_apart: bool) -> dict[str, bool]:
         f"model.attn_logit_softcapping: {why}": bool(shape.attn_logit_softcapping),
         f"model.attention_chunk_size: {why}": bool(shape.attention_chunk_size),
         f"model.attn_scale: {why}": bool(shape.attn_scale),
-        "model.attention_output_gate: megatron-core frees the gate with the values": shape.attention_output_gate,
+        "model.attention_output_gate: its gate may lie in memory that megatron-core frees": shape.attention_output_gate,
+        "model.qk_l2_norm: its input may lie in memory that megatron-core frees": shape.qk_l2_norm,
     }
 
 
@@ -63,7 +64,7 @@ def _missing_modules(shape: GPTShape, kernels: KernelsConfig, train: TrainConfig
         "attn_norm": ("latent attention (elsewhere the norm is a part of qkv_linear)", latent),
         **dict.fromkeys(("qkv_linear", "core_attn", "attn_proj"), ("attention", shape.has_attention)),
         "mlp_norm": ("experts (elsewhere the norm is a part of the MLP's first linear layer)", experts),
-        **dict.fromkeys(("expert_fc1", "moe_act"), ("experts, whose products kernels.moe_grouped_gemm groups", grouped)),
+        **dict.fromkeys(("expert_fc1", "moe_act"), ("experts (kernels.moe_grouped_gemm on)", grouped)),
     }
     return [
         f'train.offload_modules "{module}" needs a model with {needs[module][0]}, found none. Leave it out.'

@@ -103,8 +103,8 @@ class TrainConfig:
     Transformer Engine; in place of cpu_offloading_num_layers. Not yet run on a GPU."""
 
     offload_modules: tuple[OffloadModule, ...] = ()
-    """With fine_grained_activation_offloading: whose inputs. attn_norm is latent attention's, mlp_norm that of layers
-    of experts: elsewhere Transformer Engine fuses the norm into the linear layer behind it. attn_proj needs core_attn."""
+    """With fine_grained_activation_offloading: whose inputs. attn_norm is latent attention's, mlp_norm that of experts:
+    other norms are parts of the linear layers behind them. attn_proj needs core_attn."""
 
     min_offloaded_tensor_size: int = 1024 * 1024
     """Elements of a tensor from which on it is offloaded: smaller ones take longer to launch than they save."""
@@ -113,7 +113,7 @@ class TrainConfig:
     """Of what could be offloaded, in [0, 1]: each microbatch's later groups stay on the GPU."""
 
     delta_offload_bytes_across_pp_ranks: int = 0
-    """Bytes that each pipeline stage keeps on the GPU more than the stage before, which has more microbatches waiting."""
+    """Bytes that a pipeline stage keeps on the GPU beyond those of the stage before, where more microbatches wait."""
 
     compile: bool = False
     """Compile each block with torch.compile as it first runs: fewer, fused kernels, for a first step that takes a
