@@ -80,14 +80,14 @@ def offloaded_copies_not_ordered() -> None:
     """megatron-core's fine-grained offloading as it is: a tensor comes back before it has left."""
     from models.layers.fine_grained_offload import OrderedCopies
 
-    del OrderedCopies.tensor_pop  # type: ignore[misc]
+    del OrderedCopies.tensor_pop
 
 
 def offloaded_chunk_ends_early() -> None:
     """As it is: a microbatch whose first groups stay on the GPU is taken for finished."""
     from models.layers.fine_grained_offload import OrderedCopies
 
-    del OrderedCopies.finish_all_groups  # type: ignore[misc]
+    del OrderedCopies.finish_all_groups
 
 
 def offloaded_outside_of_training() -> None:
