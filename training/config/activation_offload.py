@@ -24,12 +24,20 @@ def fine_grained_problems(
         ]
     found = {
         "train.cpu_offloading_num_layers: it offloads the same activations": train.cpu_offloading_num_layers > 0,
-        "train.recompute or recompute_granularity: what is recomputed was not offloaded yet": train.recomputes,
+        "train.recompute: it was not compared with it yet": train.recompute is not None,
+        'train.recompute_granularity = "full": a module that runs again would be offloaded again': (
+            train.recompute_granularity == "full"
+        ),
         "train.rampup_batch_size: the first iteration decides how many microbatches are offloaded": (
             train.rampup_batch_size is not None
         ),
+        'train.recompute_modules "moe" and offload_modules "expert_fc1" or "moe_act", which are parts of it': (
+            train.recompute_granularity == "selective"
+            and "moe" in train.recompute_modules
+            and bool({"expert_fc1", "moe_act"} & set(train.offload_modules))
+        ),
         "train.compile: torch.compile does not see when a group of tensors begins and ends": train.compile,
-        f"precision.{precision.products}: its products were not compared with it yet": precision.products is not None,
+        f"precision.{precision.products}: on the emulated device losses differ": precision.products is not None,
         "kernels.cuda_graph_impl: a graph's memory is fixed": kernels.graphs,
         "kernels.tp_comm_overlap: its buffers were not compared with it yet": kernels.tp_comm_overlap,
         "parallel.context_parallel_size > 1: its exchanges were not compared with it yet": (
@@ -37,7 +45,9 @@ def fine_grained_problems(
         ),
         **_own_attention(shape, documents_apart),
     }
-    problems = [f"{FIELD} cannot be with {what}. Set it to false." for what, there in found.items() if there]
+    problems = [
+        f"{FIELD} cannot be with {what}. Set it to false, or leave that out." for what, there in found.items() if there
+    ]
     return problems + _missing_modules(shape, kernels, train)
 
 

@@ -22,6 +22,7 @@ def problems(flags: str, world_size: int = 1) -> list[str]:
         f"--model.shape mixtral_tiny --device cuda {OFFLOADED} core_attn mlp_norm expert_fc1 moe_act",
         f"--model.shape deepseek_v3_tiny --device cuda {OFFLOADED} attn_norm qkv_linear",
         f"{GPU} --train.min_offloaded_tensor_size 0 --train.activation_offload_fraction 0.5",
+        f"{GPU} --train.recompute_granularity selective --train.recompute_modules mlp",
     ],
 )
 def test_what_can_run(flags: str) -> None:
@@ -50,8 +51,11 @@ def test_what_can_run(flags: str) -> None:
         ),
         *((f"{GPU} {flags}", f"{FIELD} cannot be with {what}") for flags, what in [
             ("--train.cpu_offloading_num_layers 1", "train.cpu_offloading_num_layers: it offloads the same"),
-            ("--train.recompute_granularity selective", "train.recompute or recompute_granularity"),
-            ("--train.recompute auto:70GiB", "train.recompute or recompute_granularity"),
+            ("--train.recompute_granularity full --train.recompute_method block --train.recompute_num_layers 1",
+             'train.recompute_granularity = "full"'),
+            ("--train.recompute auto:70GiB", "train.recompute: it was not compared"),
+            ("--model.shape mixtral_tiny --train.offload_modules moe_act --train.recompute_granularity selective "
+             "--train.recompute_modules moe", 'train.recompute_modules "moe" and offload_modules'),
             ("--train.compile True", "train.compile"),
             ("--train.rampup_batch_size 2 2 8", "train.rampup_batch_size: the first iteration decides"),
             ("--precision.dtype bf16 --precision.fp8 hybrid", "precision.fp8"),
