@@ -14,7 +14,9 @@ from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, assert
 ATTENTION = ("qkv_linear", "core_attn", "attn_proj")
 EXPERTS = (*ATTENTION, "mlp_norm", "expert_fc1", "moe_act")
 LATENT = ("attn_norm", *EXPERTS)
-MODULES = {"debug": ATTENTION, "mixtral_tiny": EXPERTS, "deepseek_v3_tiny": LATENT}
+MODULES = {"debug": ATTENTION, "mixtral_tiny": EXPERTS, "deepseek_v3_tiny": LATENT, "pythia_tiny": ATTENTION,
+           "olmo2_tiny": ("core_attn",)}  # fmt: skip
+RECOMPUTED = ("--train.recompute_granularity", "selective", "--train.recompute_modules")
 SMALL = ("--train.min_offloaded_tensor_size", "1")
 SPLIT = ("--train.min_offloaded_tensor_size", "3000")
 """Elements: a microbatch's 4096 are offloaded, the part of one head or expert alone is not."""
@@ -74,6 +76,11 @@ def test_it_trains_as_without(
     [
         ("pp2", "debug", SMALL, EVALUATED),
         ("", "debug", SMALL, (*EVALUATED, "--precision.dtype", "bf16", "--train.micro_batch_size", "2")),
+        ("", "debug", SMALL, (*RECOMPUTED, "core_attn", "mlp")),
+        ("", "mixtral_tiny", SMALL, (*RECOMPUTED, "moe_act", "layernorm")),
+        ("pp2vpp2", "deepseek_v3_tiny", SMALL, (*RECOMPUTED, "mla_up_proj", "layernorm")),
+        ("tp2sp", "olmo2_tiny", SMALL, ()),
+        ("", "pythia_tiny", SMALL, ()),
         ("", "mixtral_tiny", SPLIT, ()),
         ("", "deepseek_v3_tiny", SPLIT, ()),
         ("", "debug", (*SMALL, "--train.activation_offload_fraction", "0.5"), ()),
@@ -84,7 +91,8 @@ def test_it_trains_as_without(
 def test_bit_for_bit(
     te_device: WarmDevice, tmp_path: Path, layout: str, shape: str, flags: tuple[str, ...], both: tuple[str, ...]
 ) -> None:
-    """With evaluation and samples between the iterations, parts of a tensor, and a part of the groups."""
+    """With evaluation and samples between the iterations, modules that are recomputed, norms of queries and keys,
+    parallel residuals, parts of a tensor, and a part of the groups."""
     training, late = Training(layout=layout, shape=shape), Emulation(order="late")
     te_device.train(training, tmp_path / "kept", late, both)
     te_device.train(training, tmp_path / "offloaded", late, (*offloading(MODULES[shape], *flags), *both))
@@ -106,6 +114,7 @@ def test_the_gpu_keeps_less(te_device: WarmDevice, tmp_path: Path) -> None:
     assert whole < half < kept, (whole, half, kept)
 
 
+@pytest.mark.campaign
 def test_microbatches_that_run_again(te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path) -> None:
     again = Emulation(order="late", hooks=("tests.gpu_path.passing_fault",))
     printed = te_device.train(Training(), tmp_path, again, offloading(ATTENTION))
