@@ -92,9 +92,16 @@ class OrderedCopies(mcore.ChunkOffloadHandler):
         return found
 
     def finish_all_groups(self, name: str | None = None) -> bool:
-        """Whether none of its groups is to come. megatron-core (line 922, "check if this is correct") also says so in
+        """Whether none of its groups is to come. megatron-core (line 920, "check if this is correct") also says so in
         the midst of a chunk none of whose groups was offloaded so far, and goes on with another microbatch's."""
         return self.find_next_group(name) is None
+
+    def bulk_offload(self, name: str, forced_released_tensors: list[Tensor]) -> None:
+        """Free what has memory of its own only. megatron-core (line 1106) empties the memory of values, a part of that
+        of queries, keys and values together, where norms of queries and keys and the output gate may still read. What
+        lies there goes as soon as nothing refers to it."""
+        own = [each for each in forced_released_tensors if each.untyped_storage().nbytes() == each.nbytes]
+        super().bulk_offload(name, own)
 
     def on_group_commit_forward(self, name: str, forced_released_tensors: list[Tensor]) -> None:
         if self.do_offload:

@@ -17,6 +17,7 @@ LATENT = ("attn_norm", *EXPERTS)
 MODULES = {"debug": ATTENTION, "mixtral_tiny": EXPERTS, "deepseek_v3_tiny": LATENT, "pythia_tiny": ATTENTION,
            "olmo2_tiny": ("core_attn",)}  # fmt: skip
 RECOMPUTED = ("--train.recompute_granularity", "selective", "--train.recompute_modules")
+BF16 = ("--precision.dtype", "bf16")
 SMALL = ("--train.min_offloaded_tensor_size", "1")
 SPLIT = ("--train.min_offloaded_tensor_size", "3000")
 """Elements: a microbatch's 4096 are offloaded, the part of one head or expert alone is not."""
@@ -75,11 +76,15 @@ def test_it_trains_as_without(
     "layout, shape, flags, both",
     [
         ("pp2", "debug", SMALL, EVALUATED),
-        ("", "debug", SMALL, (*EVALUATED, "--precision.dtype", "bf16", "--train.micro_batch_size", "2")),
+        ("", "debug", SMALL, (*EVALUATED, *BF16, "--train.micro_batch_size", "2")),
         ("", "debug", SMALL, (*RECOMPUTED, "core_attn", "mlp")),
         ("", "mixtral_tiny", SMALL, (*RECOMPUTED, "moe_act", "layernorm")),
         ("pp2vpp2", "deepseek_v3_tiny", SMALL, (*RECOMPUTED, "mla_up_proj", "layernorm")),
-        ("tp2sp", "olmo2_tiny", SMALL, ()),
+        ("cp2", "debug", SMALL, BF16),
+        ("cp2", "debug", ("--train.min_offloaded_tensor_size", "1500"),
+         (*BF16, "--parallel.cp_comm_type", "all_gather")),
+        ("cp2", "deepseek_v3_tiny", SMALL, BF16),
+        ("tp4sp", "olmo2_tiny", SMALL, ()),
         ("", "pythia_tiny", SMALL, ()),
         ("", "mixtral_tiny", SPLIT, ()),
         ("", "deepseek_v3_tiny", SPLIT, ()),
@@ -87,7 +92,7 @@ def test_it_trains_as_without(
         ("pp2", "debug", (*SMALL, "--train.delta_offload_bytes_across_pp_ranks", "100000"), ()),
         ("pp2vpp2", "debug", (*SMALL, "--train.delta_offload_bytes_across_pp_ranks", "100000"), ()),
     ],
-)
+)  # fmt: skip
 def test_bit_for_bit(
     te_device: WarmDevice, tmp_path: Path, layout: str, shape: str, flags: tuple[str, ...], both: tuple[str, ...]
 ) -> None:

@@ -40,9 +40,6 @@ def fine_grained_problems(
         f"precision.{precision.products}: on the emulated device losses differ": precision.products is not None,
         "kernels.cuda_graph_impl: a graph's memory is fixed": kernels.graphs,
         "kernels.tp_comm_overlap: its buffers were not compared with it yet": kernels.tp_comm_overlap,
-        "parallel.context_parallel_size > 1: its exchanges were not compared with it yet": (
-            parallel.context_parallel_size > 1
-        ),
         **_own_attention(shape, documents_apart),
     }
     problems = [

@@ -71,8 +71,3 @@ def test_what_can_run(flags: str) -> None:
 def test_what_cannot(flags: str, expected: str) -> None:
     found = problems(flags)
     assert any(expected in problem for problem in found), found
-
-
-def test_it_does_not_run_over_context_ranks() -> None:
-    found = problems(f"{GPU} --parallel.context_parallel_size 2", 2)
-    assert any(f"{FIELD} cannot be with parallel.context_parallel_size > 1" in problem for problem in found), found
