@@ -97,11 +97,18 @@ class OrderedCopies(mcore.ChunkOffloadHandler):
         return self.find_next_group(name) is None
 
     def bulk_offload(self, name: str, forced_released_tensors: list[Tensor]) -> None:
-        """Free what has memory of its own only. megatron-core (line 1106) empties the memory of values, a part of that
-        of queries, keys and values together, where norms of queries and keys and the output gate may still read. What
-        lies there goes as soon as nothing refers to it."""
-        own = [each for each in forced_released_tensors if each.untyped_storage().nbytes() == each.nbytes]
-        super().bulk_offload(name, own)
+        """Free memory that nothing else may read. megatron-core (line 1106) empties that of values, which queries, keys
+        and output gates share where one product makes them all, and that of a tensor whose pieces were too small to be
+        offloaded. Such memory goes once nothing refers to it."""
+        group = self.find_group_with_name(self._groups_to_offload, name)
+        stays = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in (group._tensors.values() if group else ())
+            if isinstance(tensor, Tensor) and not self.tensor_need_offloading_checker(tensor)
+        }
+        storages = [(tensor, tensor.untyped_storage()) for tensor in forced_released_tensors]
+        free = [each for each, own in storages if own.nbytes() == each.nbytes and own.data_ptr() not in stays]
+        super().bulk_offload(name, free)
 
     def on_group_commit_forward(self, name: str, forced_released_tensors: list[Tensor]) -> None:
         if self.do_offload:

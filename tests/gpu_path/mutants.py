@@ -90,6 +90,13 @@ def offloaded_chunk_ends_early() -> None:
     del OrderedCopies.finish_all_groups
 
 
+def offloaded_memory_freed() -> None:
+    """As it is: the memory of values is freed, and what else lies in it."""
+    from models.layers.fine_grained_offload import OrderedCopies
+
+    del OrderedCopies.bulk_offload
+
+
 def offloaded_outside_of_training() -> None:
     """As it is: evaluation and samples move the place in the order of groups."""
     from models.layers import fine_grained_offload
@@ -146,7 +153,8 @@ FAULTS = (overlap_not_awaited, collectives_not_awaited, checkpoint_copy_not_awai
 GRAPH_FAULTS = (graph_input_not_copied, graph_not_launched, capture_draws)
 OFFLOADED = (
     small_activations_offloaded, offload_not_awaited_on_the_way_back, offload_not_awaited_on_the_way_out,
-    offloaded_copies_not_ordered, offloaded_chunk_ends_early, offloaded_outside_of_training,
+    offloaded_copies_not_ordered, offloaded_chunk_ends_early, offloaded_memory_freed,
+    offloaded_outside_of_training,
 )  # fmt: skip
 MUTANTS = {mutant.__name__: mutant for mutant in (*FAULTS, *GRAPH_FAULTS, *OFFLOADED)}
 MUTANTS[os.environ["EMULATED_CUDA_MUTANT"]]()

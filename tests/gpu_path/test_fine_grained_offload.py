@@ -15,7 +15,7 @@ ATTENTION = ("qkv_linear", "core_attn", "attn_proj")
 EXPERTS = (*ATTENTION, "mlp_norm", "expert_fc1", "moe_act")
 LATENT = ("attn_norm", *EXPERTS)
 MODULES = {"debug": ATTENTION, "mixtral_tiny": EXPERTS, "deepseek_v3_tiny": LATENT, "pythia_tiny": ATTENTION,
-           "olmo2_tiny": ("core_attn",)}  # fmt: skip
+           **dict.fromkeys(("olmo2_tiny", "qwen35_tiny"), ("core_attn",)), "llama4_tiny": EXPERTS}  # fmt: skip
 RECOMPUTED = ("--train.recompute_granularity", "selective", "--train.recompute_modules")
 BF16 = ("--precision.dtype", "bf16")
 SMALL = ("--train.min_offloaded_tensor_size", "1")
@@ -85,6 +85,9 @@ def test_it_trains_as_without(
          (*BF16, "--parallel.cp_comm_type", "all_gather")),
         ("cp2", "deepseek_v3_tiny", SMALL, BF16),
         ("tp4sp", "olmo2_tiny", SMALL, ()),
+        ("tp2sp", "qwen35_tiny", SMALL, ()),
+        ("", "llama4_tiny", SPLIT, ()),
+        ("", "debug", SPLIT, ("--data.reset_attention_mask", "True", "--data.reset_position_ids", "True")),
         ("", "pythia_tiny", SMALL, ()),
         ("", "mixtral_tiny", SPLIT, ()),
         ("", "deepseek_v3_tiny", SPLIT, ()),
@@ -134,6 +137,7 @@ def test_microbatches_that_run_again(te_device: WarmDevice, on_the_cpu: Any, tmp
         ("", "offloaded_copies_not_ordered", ()),
         ("pp2vpp2", "offloaded_chunk_ends_early", ()),
         ("pp2", "offloaded_outside_of_training", EVALUATED),
+        ("", "offloaded_memory_freed", ("--model.shape", "llama4_tiny", "--train.offload_modules", "core_attn")),
     ],
 )
 def test_what_is_mended_is_seen_without(

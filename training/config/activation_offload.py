@@ -4,16 +4,19 @@ from typing import Literal
 
 from models.kernels import KernelsConfig
 from models.shapes import GPTShape
-from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.config import PrecisionConfig
 from training.config.train_config import TrainConfig
 
 FIELD = "train.fine_grained_activation_offloading"
 
 
 def fine_grained_problems(
-    shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, kernels: KernelsConfig, train: TrainConfig,
-    *, device: Literal["auto", "cpu", "cuda"], documents_apart: bool,
-) -> list[str]:  # fmt: skip
+    shape: GPTShape,
+    precision: PrecisionConfig,
+    kernels: KernelsConfig,
+    train: TrainConfig,
+    device: Literal["auto", "cpu", "cuda"],
+) -> list[str]:
     """Of a device without Transformer Engine, of what was not compared with it, and of modules that are not there."""
     if not train.fine_grained_activation_offloading:
         return []
@@ -40,26 +43,11 @@ def fine_grained_problems(
         f"precision.{precision.products}: on the emulated device losses differ": precision.products is not None,
         "kernels.cuda_graph_impl: a graph's memory is fixed": kernels.graphs,
         "kernels.tp_comm_overlap: its buffers were not compared with it yet": kernels.tp_comm_overlap,
-        **_own_attention(shape, documents_apart),
     }
     problems = [
         f"{FIELD} cannot be with {what}. Set it to false, or leave that out." for what, there in found.items() if there
     ]
     return problems + _missing_modules(shape, kernels, train)
-
-
-def _own_attention(shape: GPTShape, documents_apart: bool) -> dict[str, bool]:
-    """Triplane's attention cuts keys into pieces: each may be too small to be offloaded, in memory that
-    megatron-core frees because the whole is large enough."""
-    why = "its attention is Triplane's, which was not compared with it"
-    return {
-        f"data.reset_attention_mask: {why}": documents_apart,
-        f"model.attn_logit_softcapping: {why}": bool(shape.attn_logit_softcapping),
-        f"model.attention_chunk_size: {why}": bool(shape.attention_chunk_size),
-        f"model.attn_scale: {why}": bool(shape.attn_scale),
-        "model.attention_output_gate: its gate may lie in memory that megatron-core frees": shape.attention_output_gate,
-        "model.qk_l2_norm: its input may lie in memory that megatron-core frees": shape.qk_l2_norm,
-    }
 
 
 def _missing_modules(shape: GPTShape, kernels: KernelsConfig, train: TrainConfig) -> list[str]:

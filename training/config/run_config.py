@@ -310,10 +310,7 @@ class RunConfig:
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
             found += state_problems(self.optimizer, self.parallel, self.precision, cuda=self.device != "cpu")
             found += offload_problems(self.train.cpu_offloading_num_layers, self.precision, self.kernels.graphs)
-            found += fine_grained_problems(
-                shape, self.parallel, self.precision, self.kernels, self.train,
-                device=self.device, documents_apart=self.data.reset_attention_mask,
-            )  # fmt: skip
+            found += fine_grained_problems(shape, self.precision, self.kernels, self.train, self.device)
             if self.train.compile:
                 found += compile_problems(self.precision, self.kernels.graphs)
             if self.kernels.graphs:
