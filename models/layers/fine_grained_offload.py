@@ -37,6 +37,13 @@ def settings(offload: FineGrainedOffload | None, transformer_engine: bool) -> di
             "Triplane's own. Install Transformer Engine (docs/quickstart.md), or set it to false; "
             "train.cpu_offloading_num_layers offloads without it."
         )
+    from transformer_engine.pytorch.cpu_offload import NVTE_CPU_OFFLOAD_V1
+
+    if not NVTE_CPU_OFFLOAD_V1:
+        raise SharedMistake(
+            "train.fine_grained_activation_offloading needs NVTE_CPU_OFFLOAD_V1=1 in the environment, found another "
+            "value as Transformer Engine was imported: it would offload weights, too. Set it to 1."
+        )
     return {
         "fine_grained_activation_offloading": True,
         "offload_modules": list(offload.modules),

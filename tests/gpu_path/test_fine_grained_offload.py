@@ -26,6 +26,10 @@ EVALUATED = ("--train.eval_interval", "1", "--train.eval_iters", "3", "--train.g
 """More microbatches than an iteration trains, and passes outside of Megatron's schedules."""
 
 
+def emulation(order: Order = "late", *hooks: str, **settings: str) -> Emulation:
+    return Emulation(order=order, hooks=("tests.gpu_path.te.offload_v1", *hooks), settings=settings)
+
+
 def offloading(modules: tuple[str, ...], *more: str) -> tuple[str, ...]:
     return ("--train.fine_grained_activation_offloading", "True", "--train.offload_modules", *modules, *(more or SMALL))
 
@@ -66,7 +70,7 @@ def test_it_trains_as_without(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
 ) -> None:
     training, flags = Training(layout=layout, shape=shape), offloading(MODULES[shape])
-    printed = te_device.train(training, tmp_path, Emulation(order=order), flags)
+    printed = te_device.train(training, tmp_path, emulation(order), flags)
     assert_offloaded(printed, MODULES[shape])
     assert_same(tmp_path, on_the_cpu(shape))
 
@@ -101,7 +105,7 @@ def test_bit_for_bit(
 ) -> None:
     """With evaluation and samples between the iterations, modules that are recomputed, norms of queries and keys,
     parallel residuals, parts of a tensor, and a part of the groups."""
-    training, late = Training(layout=layout, shape=shape), Emulation(order="late")
+    training, late = Training(layout=layout, shape=shape), emulation()
     te_device.train(training, tmp_path / "kept", late, both)
     te_device.train(training, tmp_path / "offloaded", late, (*offloading(MODULES[shape], *flags), *both))
     assert trainings.loss_difference(tmp_path / "offloaded", tmp_path / "kept") == 0
@@ -111,20 +115,20 @@ def test_bit_for_bit(
 
 @pytest.mark.campaign
 def test_the_gpu_keeps_less(te_device: WarmDevice, tmp_path: Path) -> None:
-    kept = kept_mib(te_device.train(Training(), tmp_path / "kept", Emulation()))
+    kept = kept_mib(te_device.train(Training(), tmp_path / "kept", emulation("eager")))
     half = kept_mib(
         te_device.train(
-            Training(), tmp_path / "half", Emulation(),
+            Training(), tmp_path / "half", emulation("eager"),
             offloading(ATTENTION, *SMALL, "--train.activation_offload_fraction", "0.5"),
         )
     )  # fmt: skip
-    whole = kept_mib(te_device.train(Training(), tmp_path / "whole", Emulation(), offloading(ATTENTION)))
+    whole = kept_mib(te_device.train(Training(), tmp_path / "whole", emulation("eager"), offloading(ATTENTION)))
     assert whole < half < kept, (whole, half, kept)
 
 
 @pytest.mark.campaign
 def test_microbatches_that_run_again(te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path) -> None:
-    again = Emulation(order="late", hooks=("tests.gpu_path.passing_fault",))
+    again = emulation("late", "tests.gpu_path.passing_fault")
     printed = te_device.train(Training(), tmp_path, again, offloading(ATTENTION))
     assert "a passing fault of the hardware" in printed
     assert_same(tmp_path, on_the_cpu("debug"))
@@ -144,12 +148,15 @@ def test_what_is_mended_is_seen_without(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, mutant: str, flags: tuple[str, ...]
 ) -> None:
     """megatron-core 0.19.2 as it is: the run fails, or trains something else."""
-    emulation = Emulation(
-        order="late", hooks=("tests.gpu_path.mutants",), settings={"EMULATED_CUDA_MUTANT": mutant}
-    )  # fmt: skip
+    broken = emulation("late", "tests.gpu_path.mutants", EMULATED_CUDA_MUTANT=mutant)
     with pytest.raises((TrainingError, AssertionError)):
-        te_device.train(Training(layout=layout), tmp_path, emulation, (*offloading(ATTENTION), *flags))
+        te_device.train(Training(layout=layout), tmp_path, broken, (*offloading(ATTENTION), *flags))
         assert_same(tmp_path, on_the_cpu("debug"))
+
+
+def test_it_says_which_variable_it_needs(te_device: WarmDevice, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="needs NVTE_CPU_OFFLOAD_V1=1 in the environment"):
+        te_device.train(Training(), tmp_path, Emulation(), offloading(ATTENTION))
 
 
 def test_without_transformer_engine_it_says_what_it_needs(device: WarmDevice, tmp_path: Path) -> None:

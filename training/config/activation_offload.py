@@ -8,6 +8,11 @@ from parallel.config import PrecisionConfig
 from training.config.train_config import TrainConfig
 
 FIELD = "train.fine_grained_activation_offloading"
+CORE_ATTENTION = (
+    'offload_modules "core_attn" in attention without rotary embeddings: queries, keys and values may be one tensor, '
+    "in whose layout Transformer Engine would read the copies"
+)
+"""Its fused attention notes that they are interleaved ("sbh3d"), and what comes back is not."""
 
 
 def fine_grained_problems(
@@ -44,6 +49,9 @@ def fine_grained_problems(
         "kernels.cuda_graph_impl: a graph's memory is fixed": kernels.graphs,
         "kernels.tp_comm_overlap: its buffers were not compared with it yet": kernels.tp_comm_overlap,
     }
+    rotated = shape.position_embedding_type == "rope" and not any(shape.no_rope_blocks)
+    if "core_attn" in train.offload_modules and shape.has_attention and not (rotated or shape.multi_latent_attention):
+        found[CORE_ATTENTION] = True
     problems = [
         f"{FIELD} cannot be with {what}. Set it to false, or leave that out." for what, there in found.items() if there
     ]
