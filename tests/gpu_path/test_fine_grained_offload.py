@@ -26,8 +26,11 @@ EVALUATED = ("--train.eval_interval", "1", "--train.eval_iters", "3", "--train.g
 """More microbatches than an iteration trains, and passes outside of Megatron's schedules."""
 
 
+HOOK = "tests.gpu_path.te.offload_v1"
+
+
 def emulation(order: Order = "late", *hooks: str, **settings: str) -> Emulation:
-    return Emulation(order=order, hooks=("tests.gpu_path.te.offload_v1", *hooks), settings=settings)
+    return Emulation(order=order, hooks=(HOOK, *hooks), settings=settings)
 
 
 def offloading(modules: tuple[str, ...], *more: str) -> tuple[str, ...]:
@@ -105,11 +108,32 @@ def test_bit_for_bit(
 ) -> None:
     """With evaluation and samples between the iterations, modules that are recomputed, norms of queries and keys,
     parallel residuals, parts of a tensor, and a part of the groups."""
-    training, late = Training(layout=layout, shape=shape), emulation()
-    te_device.train(training, tmp_path / "kept", late, both)
-    te_device.train(training, tmp_path / "offloaded", late, (*offloading(MODULES[shape], *flags), *both))
-    assert trainings.loss_difference(tmp_path / "offloaded", tmp_path / "kept") == 0
-    differences = trainings.checkpoint_differences(tmp_path / "offloaded", tmp_path / "kept", generators=True)
+    assert_equal(te_device, tmp_path, Training(layout=layout, shape=shape), emulation(), flags, both)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "recipe, layout, shape",
+    [("delayed", "", "debug"), ("tensorwise", "tp2sp", "debug"), ("tensorwise", "pp2vpp2", "debug"),
+     ("blockwise", "", "mixtral_tiny"), ("mxfp8", "", "mixtral_tiny")],
+)  # fmt: skip
+def test_fp8_bit_for_bit(te_device: WarmDevice, tmp_path: Path, recipe: str, layout: str, shape: str) -> None:
+    """Copies of weights in 8 bits stay on the GPU: offloaded, they would come back changed."""
+    flags = (*BF16, "--model.ffn_hidden_size", "192", "--precision.fp8_recipe", recipe, "--precision.fp8")
+    both = (*flags, "e4m3" if recipe == "mxfp8" else "hybrid")
+    card = Emulation(order="late", hooks=(HOOK,), capability=100 if recipe == "mxfp8" else 90)
+    assert_equal(te_device, tmp_path, Training(layout=layout, shape=shape), card, SMALL, both)
+
+
+def assert_equal(
+    te_device: WarmDevice, folder: Path, training: Training, card: Emulation, flags: tuple[str, ...],
+    both: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Losses, weights, moments and random states with and without. flags: of offloading; both: of the two runs."""
+    te_device.train(training, folder / "kept", card, both)
+    te_device.train(training, folder / "offloaded", card, (*offloading(MODULES[training.shape], *flags), *both))
+    assert trainings.loss_difference(folder / "offloaded", folder / "kept") == 0
+    differences = trainings.checkpoint_differences(folder / "offloaded", folder / "kept", generators=True)
     assert {one.outcome for one in differences} == {"equal"}
 
 

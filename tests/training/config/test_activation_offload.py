@@ -7,6 +7,7 @@ from training.cli.parse import parse_config
 DEBUG = "slurm/recipes/debug.toml"
 OFFLOADED = "--train.fine_grained_activation_offloading True --train.offload_modules"
 GPU = f"--device cuda {OFFLOADED} core_attn"
+FP8 = "--precision.dtype bf16 --precision.fp8 hybrid"
 FIELD = "train.fine_grained_activation_offloading"
 
 
@@ -24,6 +25,7 @@ def problems(flags: str, world_size: int = 1) -> list[str]:
         f"--model.shape deepseek_v3_tiny --device cuda {OFFLOADED} attn_norm qkv_linear",
         f"{GPU} --train.min_offloaded_tensor_size 0 --train.activation_offload_fraction 0.5",
         f"{GPU} --train.recompute_granularity selective --train.recompute_modules mlp",
+        f"{GPU} {FP8}",
     ],
 )
 def test_what_can_run(flags: str) -> None:
@@ -59,7 +61,10 @@ def test_what_can_run(flags: str) -> None:
              "--train.recompute_modules moe", 'train.recompute_modules "moe" and offload_modules'),
             ("--train.compile True", "train.compile"),
             ("--train.rampup_batch_size 2 2 8", "train.rampup_batch_size: the first iteration decides"),
-            ("--precision.dtype bf16 --precision.fp8 hybrid", "precision.fp8"),
+            (f"{FP8} --precision.fp8_shadow_interval 10", "precision.fp8_shadow_interval"),
+            (f"{FP8} --precision.fp8_param_gather True", "precision.fp8_param_gather"),
+            (f"{FP8} --model.shape mixtral_tiny --precision.fp8_recipe delayed --train.offload_modules expert_fc1",
+             'offload_modules "expert_fc1" and precision.fp8_recipe = "delayed"'),
             ("--kernels.cuda_graph_impl local", "kernels.cuda_graph_impl"),
             ("--model.shape gpt2_tiny", 'offload_modules "core_attn" in attention without rotary embeddings'),
             ("--model.shape smollm3_tiny", 'offload_modules "core_attn" in attention without rotary embeddings'),
