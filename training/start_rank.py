@@ -24,10 +24,9 @@ def prepared_run(
 ) -> Callable[[Heartbeat, launch.Identity], int]:
     """What a rank runs once tokenizer, data, torch and Megatron are ready, which forked ranks share."""
     if config.device != "cpu" and launch.count_gpus(os.environ):
-        train = config.train
         cuda_environment.prepare(
-            os.environ, config.parallel, config.kernels.graphs, train.deterministic_mode,
-            train.fine_grained_activation_offloading,
+            os.environ, config.parallel, config.kernels.graphs, config.train.deterministic_mode,
+            config.train.fine_grained_activation_offloading,
         )  # fmt: skip
     device = launch.choose_device(config.device, os.environ)
     if device == "cpu":
