@@ -140,8 +140,6 @@ def build(
         routing.let_go_after_use(chunk)
         if offloaded_blocks:
             offload.install(chunk, offloaded_blocks * sublayers_per_block(shape), ranks.device)
-        if fine_grained is not None:
-            fine_grained_offload.install(chunk)
         if recompute.sublayers:
             recomputed.install(chunk, recompute.sublayers[vp_stage])
         if compiler is not None:

@@ -2,14 +2,14 @@
 fine_grained_activation_offloading, by whose names its fields go, on GPUs with Transformer Engine.
 
 The first iteration offloads everything, and learns in which order groups of tensors come back; from the second on what
-is needed next is copied back beside the computation of the group behind it. Not yet run on a GPU.
+is needed next is copied back beside the computation of the group behind it. Megatron's schedules end each pass, those
+of an evaluation too, by a call that starts the order afresh. Not yet run on a GPU.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.pipeline_parallel import fine_grained_activation_offload as mcore
 from torch import Tensor
 
@@ -57,28 +57,6 @@ def start() -> None:
     """Before a model's first chunk: forget another model's groups, which megatron-core keeps for the whole process."""
     mcore.ChunkOffloadHandler = OrderedCopies
     mcore.FineGrainedActivationOffloadingInterface.reset_instance()
-
-
-def install(chunk: HybridModel) -> None:
-    """Offload where a chunk is trained only. Evaluation and generation keep nothing for a backward pass: before the
-    first iteration they would be taken for it, and between two they would move the place in the order."""
-    interface, forward = mcore.FineGrainedActivationOffloadingInterface, chunk.forward
-    announce = chunk.preprocess_for_fine_grained_offloading
-
-    def trains() -> bool:
-        return bool(chunk.training) and torch.is_grad_enabled()
-
-    def offloading_forward(*args: Any, **kwargs: Any) -> Any:
-        if trains():
-            return forward(*args, **kwargs)
-        interface.disable_offload()
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            interface.enable_offload()
-
-    chunk.forward = offloading_forward
-    chunk.preprocess_for_fine_grained_offloading = lambda: announce() if trains() else None
 
 
 class OrderedCopies(mcore.ChunkOffloadHandler):

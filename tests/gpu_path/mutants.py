@@ -97,13 +97,6 @@ def offloaded_memory_freed() -> None:
     del OrderedCopies.bulk_offload
 
 
-def offloaded_outside_of_training() -> None:
-    """As it is: evaluation and samples move the place in the order of groups."""
-    from models.layers import fine_grained_offload
-
-    fine_grained_offload.install = lambda chunk: None
-
-
 def _without(wait: str, call: Any) -> Any:
     """``call`` with one of a stream's methods doing nothing."""
 
@@ -154,7 +147,6 @@ GRAPH_FAULTS = (graph_input_not_copied, graph_not_launched, capture_draws)
 OFFLOADED = (
     small_activations_offloaded, offload_not_awaited_on_the_way_back, offload_not_awaited_on_the_way_out,
     offloaded_copies_not_ordered, offloaded_chunk_ends_early, offloaded_memory_freed,
-    offloaded_outside_of_training,
 )  # fmt: skip
 MUTANTS = {mutant.__name__: mutant for mutant in (*FAULTS, *GRAPH_FAULTS, *OFFLOADED)}
 MUTANTS[os.environ["EMULATED_CUDA_MUTANT"]]()
