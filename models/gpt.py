@@ -25,6 +25,7 @@ from models.layers import (
     compiled,
     cross_entropy,
     cuda_graphs,
+    fine_grained_offload,
     mtp,
     offload,
     recomputed,
@@ -84,6 +85,7 @@ def build(
     loss_chunk_tokens: int | None = None,
     offloaded_blocks: int = 0,
     compile_blocks: bool = False,
+    fine_grained: fine_grained_offload.FineGrainedOffload | None = None,
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
@@ -93,14 +95,16 @@ def build(
     fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
     own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
     loss_chunk_tokens: train.cross_entropy_chunk_tokens. offloaded_blocks: train.cpu_offloading_num_layers.
-    compile_blocks: train.compile.
+    compile_blocks: train.compile. fine_grained: train.fine_grained_activation_offloading, and what it offloads.
     """
     backend = backend or provider(ranks.device)
     if shape.attn_logit_softcapping or shape.attention_chunk_size or shape.attn_scale:
         backend = with_own_attention(backend)
     precision = resolve_recipe(precision, ranks.device)
     transformer_engine = backend.fuse_layernorm_and_linear()
-    config = transformer_config(model, shape, parallel, precision, recompute, ranks, transformer_engine, fusions)
+    config = transformer_config(
+        model, shape, parallel, precision, recompute, ranks, transformer_engine, fusions, fine_grained
+    )
     config.deterministic_mode = deterministic  # read as a chunk is built, as is the next one
     config.attention_backend = AttnBackend[attention_backend]
     if backend.core_attention() is SDPAttention:
@@ -112,6 +116,8 @@ def build(
     graphed = config.cuda_graph_impl != "none"
     if graphed:
         cuda_graphs.install(config.sequence_parallel)
+    if fine_grained is not None:
+        fine_grained_offload.start()
     compiler = compiled.Compiler(ranks.device, shape.multi_latent_attention) if compile_blocks else None
     chunks = []
     for vp_stage in range(ranks.layout.vpp):
@@ -180,10 +186,11 @@ def transformer_config(
     ranks: Ranks,
     transformer_engine: bool = False,
     fusions: frozenset[str] = frozenset(),
+    fine_grained: fine_grained_offload.FineGrainedOffload | None = None,
 ) -> TransformerConfig:
     """Everything mcore's modules read. One object serves all chunks of a rank.
 
-    transformer_engine: blocks are made of its modules. fusions: as in ``build``.
+    transformer_engine: blocks are made of its modules. fusions, fine_grained: as in ``build``.
     """
     settings = {
         **_block_settings(shape),
@@ -199,6 +206,7 @@ def transformer_config(
         "transformer_impl": "transformer_engine" if transformer_engine else "local",
         **_fusion_settings(shape, fusions),
         **cuda_graphs.settings(shape, "cuda_graph_impl" in fusions),
+        **fine_grained_offload.settings(fine_grained, transformer_engine),
         "persist_layer_norm": False,
     }
     kind = MLATransformerConfig if shape.multi_latent_attention else TransformerConfig

@@ -8,6 +8,7 @@ UNSUPPORTED = {
         ("cpu_offloading", "cpu_offloading_num_layers", "cpu_offloading_activations", "cpu_offloading_weights"),
         "HybridModel ignores it; train.cpu_offloading_num_layers offloads activations",
     ),
+    "delay_offload_until_cuda_graph": "train.fine_grained_activation_offloading cannot be with CUDA graphs",
     "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
 }
 """Fields of mcore's that would fail late, or change nothing."""
@@ -79,6 +80,11 @@ OWNED = frozenset(
         "recompute_num_layers",
         "recompute_modules",
         "distribute_saved_activations",
+        "fine_grained_activation_offloading",
+        "offload_modules",
+        "min_offloaded_tensor_size",
+        "activation_offload_fraction",
+        "delta_offload_bytes_across_pp_ranks",
         "calculate_per_token_loss",
         "finalize_model_grads_func",
         "grad_scale_func",

@@ -17,12 +17,16 @@ LIMIT_S = 20.0
 
 
 def prepare(
-    environ: MutableMapping[str, str], parallel: ParallelConfig, graphs: bool = False, deterministic: bool = False
+    environ: MutableMapping[str, str],
+    parallel: ParallelConfig,
+    graphs: bool = False,
+    deterministic: bool = False,
+    offloading: bool = False,
 ) -> None:
     """Set what ``variables`` says. Nothing where no driver answers: expandable segments are its virtual memory."""
     capability = lowest_capability(environ)
     if capability is not None:
-        environ.update(variables(environ, parallel, capability, graphs, deterministic))
+        environ.update(variables(environ, parallel, capability, graphs, deterministic, offloading))
 
 
 def variables(
@@ -31,6 +35,7 @@ def variables(
     capability: float,
     graphs: bool = False,
     deterministic: bool = False,
+    offloading: bool = False,
 ) -> dict[str, str]:
     """What is best for this layout on cards of this compute capability, but for what the user has set.
 
@@ -40,6 +45,7 @@ def variables(
     registers with NCCL they are not tried. graphs: layers run as CUDA graphs, whose buffers NCCL must not register
     where segments expand: illegal accesses (Megatron's rule). deterministic: what Megatron's --deterministic-mode asks
     for: fixed workspaces of cuBLAS, deterministic kernels of Transformer Engine, no sums in NVLink's switches.
+    offloading: Transformer Engine must tell weights from activations as megatron-core expects (Megatron's rule).
     """
     found = {}
     exchanges = parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1
@@ -54,6 +60,8 @@ def variables(
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if graphs and "NCCL_GRAPH_REGISTER" not in environ:
         found["NCCL_GRAPH_REGISTER"] = "0"
+    if offloading and "NVTE_CPU_OFFLOAD_V1" not in environ:
+        found["NVTE_CPU_OFFLOAD_V1"] = "1"
     if deterministic:
         found |= {name: value for name, value in DETERMINISTIC.items() if name not in environ}
     return found

@@ -343,6 +343,22 @@ def _sharded_gradients() -> bool:
     )
 
 
+def _activation_offload() -> bool:
+    from megatron.core.pipeline_parallel import fine_grained_activation_offload as offload
+
+    chunk, manager = offload.ChunkOffloadHandler, inspect.getsource(offload.PipelineOffloadManager)
+    pop = inspect.getsource(chunk.tensor_pop)
+    return (
+        "cur_chunk = ChunkOffloadHandler(" in manager
+        and "self._cur_forward_chunk.finish_all_groups(name)" in manager
+        and "tensor = self.offload_groups[group_id - 1].pop_tensor(tensor_tag)" in pop
+        and "self.cpu_tensor_pool.free(cpu_backup)" in inspect.getsource(chunk.reload)
+        and _arguments(chunk.on_group_commit_forward) == ["self", "name", "forced_released_tensors"]
+        and "self.bulk_offload(name, forced_released_tensors)" in inspect.getsource(chunk.on_group_commit_forward)
+        and _arguments(chunk.find_next_group) == ["self", "name"]
+    )
+
+
 def _generation() -> bool:
     from megatron.core.models.hybrid.hybrid_model import HybridModel
     from megatron.core.transformer.attention import Attention
@@ -363,6 +379,7 @@ def _generation() -> bool:
 PROBES = {
     "core_attention, rotary_pos_emb, mtp_process and the experts' capacity, which models/layers/kv_cache.py, "
     "models/layers/routing.py and training/generation/forward.py set while text is generated": _generation,
+    "ChunkOffloadHandler, in whose place models/layers/fine_grained_offload.py has its own": _activation_offload,
     "main_grad and grad_stats_parallel_group, by which parallel/fsdp.py shows shards": _sharded_gradients,
     "ChainedOptimizer.step, as training/step.py calls it, and the schedules' finalize_model_grads_func, which "
     "training/forward_backward.py replaces": _step_parts,

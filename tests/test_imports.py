@@ -42,8 +42,8 @@ TORCH = """
     parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope
     models.layers: activation attention blockwise_attention chunked chunked_losses compiled cross_entropy cuda_graphs
-        delta_rule documents gated_delta_net mixers whole_matrices
-        experts fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection recomputed
+        delta_rule documents experts fine_grained_offload gated_delta_net mixers whole_matrices
+        fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection recomputed
         routing scaling self_attention spec ssd userbuffers wgrad
     data: loader prefetch
     training: attention_backend batches determinism forward_backward gradient_norm loop loss_scale manual_gc

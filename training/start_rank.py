@@ -24,7 +24,10 @@ def prepared_run(
 ) -> Callable[[Heartbeat, launch.Identity], int]:
     """What a rank runs once tokenizer, data, torch and Megatron are ready, which forked ranks share."""
     if config.device != "cpu" and launch.count_gpus(os.environ):
-        cuda_environment.prepare(os.environ, config.parallel, config.kernels.graphs, config.train.deterministic_mode)
+        cuda_environment.prepare(
+            os.environ, config.parallel, config.kernels.graphs, config.train.deterministic_mode,
+            config.train.fine_grained_activation_offloading,
+        )  # fmt: skip
     device = launch.choose_device(config.device, os.environ)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU

@@ -14,6 +14,7 @@ from models import gpt
 from models.init import initialise
 from models.kernels import described, fusions_on, kernel_problems
 from models.layers import cross_entropy, mixers, packed
+from models.layers.fine_grained_offload import FineGrainedOffload
 from models.layers.fp8 import resolve_recipe
 from models.layers.spec import has_transformer_engine, provider
 from models.layers.userbuffers import userbuffers
@@ -34,6 +35,7 @@ from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule
+from training.config.train_config import TrainConfig
 from training.custom.callbacks import build_callbacks
 from training.custom.loss import load_loss
 from training.determinism import set_debugging
@@ -211,12 +213,24 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
         config.train.deterministic_mode, config.train.cross_entropy_chunk_tokens,
-        config.train.cpu_offloading_num_layers, config.train.compile,
+        config.train.cpu_offloading_num_layers, config.train.compile, fine_grained(config.train),
     )  # fmt: skip
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill, config.optimizer.optimizer_cpu_offload)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens)
+
+
+def fine_grained(train: TrainConfig) -> FineGrainedOffload | None:
+    """What waits on the host, by module; None: no module's input."""
+    if not train.fine_grained_activation_offloading:
+        return None
+    return FineGrainedOffload(
+        modules=train.offload_modules,
+        min_tensor_size=train.min_offloaded_tensor_size,
+        fraction=train.activation_offload_fraction,
+        delta_bytes_across_pp_ranks=train.delta_offload_bytes_across_pp_ranks,
+    )
 
 
 def recomputed(config: RunConfig, shape: GPTShape, ranks: Ranks) -> gpt.Recompute:

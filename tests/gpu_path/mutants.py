@@ -76,6 +76,27 @@ def offload_not_awaited_on_the_way_out() -> None:
     offload._Layer._copied = _without("wait_stream", offload._Layer._copied)  # type: ignore[method-assign]
 
 
+def offloaded_copies_not_ordered() -> None:
+    """megatron-core's fine-grained offloading as it is: a tensor comes back before it has left."""
+    from models.layers.fine_grained_offload import OrderedCopies
+
+    del OrderedCopies.tensor_pop
+
+
+def offloaded_chunk_ends_early() -> None:
+    """As it is: a microbatch whose first groups stay on the GPU is taken for finished."""
+    from models.layers.fine_grained_offload import OrderedCopies
+
+    del OrderedCopies.finish_all_groups
+
+
+def offloaded_memory_freed() -> None:
+    """As it is: the memory of values is freed, and what else lies in it."""
+    from models.layers.fine_grained_offload import OrderedCopies
+
+    del OrderedCopies.bulk_offload
+
+
 def _without(wait: str, call: Any) -> Any:
     """``call`` with one of a stream's methods doing nothing."""
 
@@ -125,6 +146,7 @@ FAULTS = (overlap_not_awaited, collectives_not_awaited, checkpoint_copy_not_awai
 GRAPH_FAULTS = (graph_input_not_copied, graph_not_launched, capture_draws)
 OFFLOADED = (
     small_activations_offloaded, offload_not_awaited_on_the_way_back, offload_not_awaited_on_the_way_out,
+    offloaded_copies_not_ordered, offloaded_chunk_ends_early, offloaded_memory_freed,
 )  # fmt: skip
 MUTANTS = {mutant.__name__: mutant for mutant in (*FAULTS, *GRAPH_FAULTS, *OFFLOADED)}
 MUTANTS[os.environ["EMULATED_CUDA_MUTANT"]]()

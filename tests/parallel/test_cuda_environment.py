@@ -44,6 +44,11 @@ def test_nccl_registers_no_buffers_of_graphs() -> None:
     assert variables({"NCCL_GRAPH_REGISTER": "1"}, TP, 10.0, graphs=True) == EXPANDABLE
 
 
+def test_transformer_engine_tells_weights_from_activations_that_are_offloaded() -> None:
+    assert variables({}, TP, 10.0, offloading=True) == EXPANDABLE | {"NVTE_CPU_OFFLOAD_V1": "1"}
+    assert variables({"NVTE_CPU_OFFLOAD_V1": "0"}, TP, 10.0, offloading=True) == EXPANDABLE
+
+
 def answering(folder: Path, text: str) -> dict[str, str]:
     """An environment whose nvidia-smi prints this."""
     program = folder / "nvidia-smi"

@@ -494,3 +494,16 @@ def test_going_on_in_megatrons_order_is_explained_where_a_run_is_loaded() -> Non
 def test_words_in_another_case_are_the_same_words() -> None:
     recipe = recipe_of(f"{SMALLEST} --normalization rmsnorm --lr-decay-style COSINE")
     assert (recipe.model.normalization, recipe.optimizer.lr_decay_style) == ("RMSNorm", "cosine")
+
+
+def test_activations_that_are_offloaded_by_module() -> None:
+    flags = "--fine-grained-activation-offloading --offload-modules core_attn fused_group_mlp"
+    draft = drafted(f"{SMALLEST} {flags} --min-offloaded-tensor-size 4096 --activation-offload-fraction 0.5")
+    assert draft.values["train.fine_grained_activation_offloading"] is True
+    assert draft.values["train.offload_modules"] == ["core_attn"]
+    assert draft.values["train.min_offloaded_tensor_size"] == 4096
+    assert draft.values["train.activation_offload_fraction"] == 0.5
+    assert any("--offload-modules fused_group_mlp" in line for line in draft.unsupported)
+    without = drafted(f"{SMALLEST} --offload-modules core_attn")
+    assert "train.offload_modules" not in without.values
+    assert any("--offload-modules" in line for line in without.irrelevant)

@@ -127,6 +127,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     "recompute-granularity": ("", "full"),
     "recompute-method": ("", "block"),
     "recompute-modules": ("--recompute-activations", "mlp"),
+    "offload-modules": ("--fine-grained-activation-offloading", "core_attn"),
     "train-samples": ("--train-iters", "160"),
     "lr-warmup-samples": ("", "16"),
     "lr-decay-samples": ("", "160"),

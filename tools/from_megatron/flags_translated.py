@@ -38,6 +38,9 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "lr": ("optimizer.lr", None),
     "min-lr": ("optimizer.min_lr", 0.0),
     "cpu-offloading-num-layers": ("train.cpu_offloading_num_layers", 0),
+    "min-offloaded-tensor-size": ("train.min_offloaded_tensor_size", 1024 * 1024),
+    "activation-offload-fraction": ("train.activation_offload_fraction", 1.0),
+    "delta-offload-bytes-across-pp-ranks": ("train.delta_offload_bytes_across_pp_ranks", 0),
     "lr-decay-style": ("optimizer.lr_decay_style", "linear"),
     "lr-wsd-decay-style": ("optimizer.lr_wsd_decay_style", "exponential"),
     "weight-decay": ("optimizer.weight_decay", 0.01),
@@ -136,6 +139,7 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "optimizer-cpu-offload": ("optimizer.optimizer_cpu_offload", True),
     "overlap-cpu-optimizer-d2h-h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d", True),
     "deterministic-mode": ("train.deterministic_mode", True),
+    "fine-grained-activation-offloading": ("train.fine_grained_activation_offloading", True),
 }
 """A flag without a value sets a field to this, and its absence to the contrary."""
 
@@ -201,7 +205,7 @@ RULES = """
     train-iters=1 train-samples=1 global-batch-size=1 rampup-batch-size=3 step-batch-size-schedule=1
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
     lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
-    recompute-activations recompute-granularity=1 recompute-modules=+ manual-gc manual-gc-interval=1
+    recompute-activations recompute-granularity=1 recompute-modules=+ offload-modules=+ manual-gc manual-gc-interval=1
     attention-backend=1 cuda-graph-impl=1
     data-path=* mock-data split=1 tokenizer-type=1 tokenizer-model=1 reset-position-ids reset-attention-mask
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng

@@ -135,9 +135,8 @@ UNSUPPORTED: dict[str, str] = {
         overlap-dispatch-backward-with-experts-wgrad ep-overlap-early-attn-memory-release defer-embedding-wgrad-compute
         wgrad-deferral-limit=1|0 overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
         distribute-saved-activations moe-layer-recompute
-        cpu-offloading-retain-pinned-cpu-buffers fine-grained-activation-offloading offload-modules=+
-        min-offloaded-tensor-size=1 delay-offload-until-cuda-graph delta-offload-bytes-across-pp-ranks=1
-        activation-offload-fraction=1 fine-grained-offloading-max-inflight-offloads=1 moe-paged-stash
+        cpu-offloading-retain-pinned-cpu-buffers delay-offload-until-cuda-graph
+        fine-grained-offloading-max-inflight-offloads=1 moe-paged-stash
         moe-paged-stash-page-size=1 moe-paged-stash-buffer-size-factor-cuda=1 moe-paged-stash-buffer-size-factor-cpu=1
         high-priority-a2a-comm-stream moe-shared-expert-glu-interleave-size=1
         moe-mlp-glu-interleave-size=1 moe-single-grouped-weight moe-single-grouped-bias

@@ -2,11 +2,13 @@
 
 import math
 import re
+import typing
 
 from parallel.errors import UserError
 from tools.from_megatron.arguments import number
 from tools.from_megatron.draft import DEFAULT, Draft
 from training.config.batch_schedule import BatchSchedule
+from training.config.train_config import OffloadModule
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -28,6 +30,7 @@ def training(draft: Draft) -> None:
         draft.put("optimizer.lr_wsd_decay_iters", *wsd)
     _warmup(draft, schedule, (decay or iters)[0])
     _recompute(draft)
+    _offload(draft)
     if draft.values.get("train.eval_iters") == 0 and draft.values.get("train.eval_interval") == 0:
         del draft.values["train.eval_interval"]
         draft.irrelevant.append("--eval-interval 0: nothing is evaluated without --eval-iters")
@@ -152,3 +155,16 @@ def _recompute(draft: Draft) -> None:
         draft.put("train.recompute_modules", modules or ["core_attn"], source)
     elif modules:
         draft.irrelevant.append('--recompute-modules: has no effect without --recompute-granularity "selective"')
+
+
+def _offload(draft: Draft) -> None:
+    modules, known = draft.arguments.texts("offload-modules"), typing.get_args(OffloadModule)
+    if not modules:
+        return
+    if not draft.arguments.switch("fine-grained-activation-offloading"):
+        draft.irrelevant.append("--offload-modules: has no effect without --fine-grained-activation-offloading")
+        return
+    for module in modules:
+        if module not in known:
+            draft.unsupported.append(f"--offload-modules {module}: Triplane offloads {', '.join(known)}.")
+    draft.put("train.offload_modules", [module for module in modules if module in known], "--offload-modules")

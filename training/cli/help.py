@@ -49,7 +49,9 @@ RARE = {
     "lr_wsd_decay_style optimizer use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_params_dtype "
     "optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
-    "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile recompute_modules",
+    "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile recompute_modules "
+    "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size activation_offload_fraction "
+    "delta_offload_bytes_across_pp_ranks",
     "eval": "task_folder interval limit num_fewshot full_pass",
     "checkpoint": "no_load_rng save_retain_interval verify",
     "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus prometheus_address prometheus_port names "

@@ -19,6 +19,7 @@ from parallel.layout import Layout, layout_of, world_problems
 from parallel.megatron_fields import parse
 from parallel.nccl_options import nccl_problems
 from parallel.stages import stage_problems
+from training.config.activation_offload import fine_grained_problems
 from training.config.batch_schedule import BatchSchedule
 from training.config.divisibility import (
     context_problems,
@@ -309,6 +310,7 @@ class RunConfig:
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
             found += state_problems(self.optimizer, self.parallel, self.precision, cuda=self.device != "cpu")
             found += offload_problems(self.train.cpu_offloading_num_layers, self.precision, self.kernels.graphs)
+            found += fine_grained_problems(shape, self.precision, self.kernels, self.train, self.device)
             if self.train.compile:
                 found += compile_problems(self.precision, self.kernels.graphs)
             if self.kernels.graphs:

@@ -8,6 +8,8 @@ from training.config.import_path import form_problems
 
 RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
 
+OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TrainConfig:
@@ -96,6 +98,23 @@ class TrainConfig:
     """Blocks of each pipeline chunk, the first ones, whose activations wait in host memory for their backward pass
     (Megatron's name). 0: none. Not yet run on a GPU."""
 
+    fine_grained_activation_offloading: bool = False
+    """The inputs of offload_modules wait in host memory for their backward pass: megatron-core's own, on GPUs with
+    Transformer Engine; in place of cpu_offloading_num_layers. Not yet run on a GPU."""
+
+    offload_modules: tuple[OffloadModule, ...] = ()
+    """With fine_grained_activation_offloading: whose inputs. attn_norm is latent attention's, mlp_norm that of experts:
+    other norms are parts of the linear layers behind them. attn_proj needs core_attn."""
+
+    min_offloaded_tensor_size: int = 1024 * 1024
+    """Elements of a tensor from which on it is offloaded: smaller ones take longer to launch than they save."""
+
+    activation_offload_fraction: float = 1.0
+    """Of what could be offloaded, in [0, 1]: each microbatch's later groups stay on the GPU."""
+
+    delta_offload_bytes_across_pp_ranks: int = 0
+    """Bytes that a pipeline stage keeps on the GPU beyond those of the stage before, where more microbatches wait."""
+
     compile: bool = False
     """Compile each block with torch.compile as it first runs: fewer, fused kernels, for a first step that takes a
     minute or more. Experts run as they are written, and so do evaluation and generation. Not yet run on a GPU."""
@@ -136,6 +155,7 @@ class TrainConfig:
             found.append("train.sample_interval needs train.generate_tokens, tokens of a sample, found 0.")
         if self.generate_tokens and not self.sample_prompts:
             found.append("train.generate_tokens needs train.sample_prompts, found none. Give a text, or 0 tokens.")
+        found += self._offload_problems()
         if self.recompute is not None:
             found += self._budget_problems(self.recompute)
         full = self.recompute_granularity == "full"
@@ -145,6 +165,31 @@ class TrainConfig:
             found.append('train.recompute_method and recompute_num_layers are for recompute_granularity = "full".')
         if self.recompute_granularity == "selective" and not self.recompute_modules:
             found.append('train.recompute_granularity = "selective" needs recompute_modules, such as "core_attn".')
+        return found
+
+    def _offload_problems(self) -> list[str]:
+        """Of fine_grained_activation_offloading; each bound is megatron-core's."""
+        found = []
+        modules, fraction = self.offload_modules, self.activation_offload_fraction
+        if self.fine_grained_activation_offloading and not modules:
+            found.append(
+                'train.fine_grained_activation_offloading needs train.offload_modules, such as "core_attn"; found none.'
+            )
+        if modules and not self.fine_grained_activation_offloading:
+            found.append(
+                "train.offload_modules needs train.fine_grained_activation_offloading = true, found false. Set it, or "
+                "leave the modules out."
+            )
+        if "attn_proj" in modules and "core_attn" not in modules:
+            found.append(
+                'train.offload_modules "attn_proj" needs "core_attn" beside it, found none: its input is the output '
+                "that core_attn's backward pass needs. Add it."
+            )
+        for name in ("min_offloaded_tensor_size", "delta_offload_bytes_across_pp_ranks"):
+            if getattr(self, name) < 0:
+                found.append(f"train.{name} must not be negative, found {getattr(self, name)}.")
+        if not 0 <= fraction <= 1:
+            found.append(f"train.activation_offload_fraction must be in [0, 1], found {fraction}.")
         return found
 
     def _budget_problems(self, recompute: str) -> list[str]:

@@ -1,0 +1,78 @@
+"""train.fine_grained_activation_offloading: what it needs and cannot be with is found before any rank starts."""
+
+import pytest
+
+from training.cli.parse import parse_config
+
+DEBUG = "slurm/recipes/debug.toml"
+OFFLOADED = "--train.fine_grained_activation_offloading True --train.offload_modules"
+GPU = f"--device cuda {OFFLOADED} core_attn"
+FP8 = "--precision.dtype bf16 --precision.fp8 hybrid"
+FIELD = "train.fine_grained_activation_offloading"
+
+
+def problems(flags: str, world_size: int = 1) -> list[str]:
+    return parse_config([DEBUG, *flags.split()]).problems(world_size)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        GPU,
+        f"--device auto {OFFLOADED} qkv_linear core_attn attn_proj",
+        f"--model.shape mixtral_tiny --device cuda {OFFLOADED} core_attn mlp_norm expert_fc1 moe_act",
+        f"--model.shape gpt2_tiny --device cuda {OFFLOADED} qkv_linear",
+        f"--model.shape deepseek_v3_tiny --device cuda {OFFLOADED} attn_norm qkv_linear",
+        f"{GPU} --train.min_offloaded_tensor_size 0 --train.activation_offload_fraction 0.5",
+        f"{GPU} --train.recompute_granularity selective --train.recompute_modules mlp",
+        f"{GPU} {FP8}",
+    ],
+)
+def test_what_can_run(flags: str) -> None:
+    assert problems(flags) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            f"--device cpu {OFFLOADED} core_attn",
+            f'{FIELD} needs a GPU and Transformer Engine, found device = "cpu". Set it to false; '
+            "train.cpu_offloading_num_layers works on a CPU, too.",
+        ),
+        (f"--device cuda {OFFLOADED} attn_proj", 'offload_modules "attn_proj" needs "core_attn" beside it, found none'),
+        (f"--device cuda --{FIELD} True", f"{FIELD} needs train.offload_modules"),
+        ("--device cuda --train.offload_modules core_attn", f"offload_modules needs {FIELD} = true, found false"),
+        (f"{GPU} --train.activation_offload_fraction 2", "activation_offload_fraction must be in [0, 1], found 2"),
+        (f"{GPU} --train.min_offloaded_tensor_size -1", "min_offloaded_tensor_size must not be negative, found -1"),
+        (f"--device cuda {OFFLOADED} attn_norm", '"attn_norm" needs a model with latent attention (elsewhere the norm'),
+        (f"--device cuda {OFFLOADED} mlp_norm", '"mlp_norm" needs a model with experts (elsewhere'),
+        (f"--device cuda {OFFLOADED} moe_act", '"moe_act" needs a model with experts (kernels.moe'),
+        (
+            f"--model.shape mixtral_tiny --device cuda {OFFLOADED} expert_fc1 --kernels.moe_grouped_gemm off",
+            '"expert_fc1" needs a model with experts (kernels.moe_grouped_gemm on), found none',
+        ),
+        *((f"{GPU} {flags}", f"{FIELD} cannot be with {what}") for flags, what in [
+            ("--train.cpu_offloading_num_layers 1", "train.cpu_offloading_num_layers: it offloads the same"),
+            ("--train.recompute_granularity full --train.recompute_method block --train.recompute_num_layers 1",
+             'train.recompute_granularity = "full"'),
+            ("--train.recompute auto:70GiB", "train.recompute: it was not compared"),
+            ("--model.shape mixtral_tiny --train.offload_modules moe_act --train.recompute_granularity selective "
+             "--train.recompute_modules moe", 'train.recompute_modules "moe" and offload_modules'),
+            ("--train.compile True", "train.compile"),
+            ("--train.rampup_batch_size 2 2 8", "train.rampup_batch_size: the first iteration decides"),
+            (f"{FP8} --precision.fp8_shadow_interval 10", "precision.fp8_shadow_interval"),
+            (f"{FP8} --precision.fp8_param_gather True", "precision.fp8_param_gather"),
+            (f"{FP8} --model.shape mixtral_tiny --precision.fp8_recipe delayed --train.offload_modules expert_fc1",
+             'offload_modules "expert_fc1" and precision.fp8_recipe = "delayed"'),
+            ("--kernels.cuda_graph_impl local", "kernels.cuda_graph_impl"),
+            ("--model.shape gpt2_tiny", 'offload_modules "core_attn" in attention without rotary embeddings'),
+            ("--model.shape smollm3_tiny", 'offload_modules "core_attn" in attention without rotary embeddings'),
+        ]),
+        ("--model.megatron offload_modules=1", "offload_modules is set by Triplane's own fields"),
+        ("--model.megatron delay_offload_until_cuda_graph=True", f"{FIELD} cannot be with CUDA graphs"),
+    ],
+)  # fmt: skip
+def test_what_cannot(flags: str, expected: str) -> None:
+    found = problems(flags)
+    assert any(expected in problem for problem in found), found
