@@ -3,7 +3,7 @@ fine_grained_activation_offloading, by whose names its fields go, on GPUs with T
 
 The first iteration offloads everything, and learns in which order groups of tensors come back; from the second on what
 is needed next is copied back beside the computation of the group behind it. Megatron's schedules end each pass, those
-of an evaluation too, by a call that starts the order afresh. Not yet run on a GPU.
+of an evaluation too, by a call that goes back to the start of that order. Not yet run on a GPU.
 """
 
 from dataclasses import dataclass
