@@ -47,7 +47,7 @@ def parameters_without_memory() -> Iterator[None]:
 
     A parameter has memory until its module has it, so at most one does. torch.device("meta") would take buffers and
     plain tensors as well, and mcore, which names a device for each, would not heed it. Nor does mcore give the last
-    stage's copy of the embedding the first one's values, which has none yet: ``initialise`` fills both alike.
+    stage's copy of the embedding the first stage's values, which have no memory yet: ``initialise`` fills both alike.
     """
     register, shares_embedding = nn.Module.register_parameter, LanguageModule._is_in_embd_group
 

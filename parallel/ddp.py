@@ -4,6 +4,7 @@ too, are in shards."""
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
@@ -142,6 +143,11 @@ def unwrap(chunk: MegatronModule) -> MegatronModule:
     ):
         chunk = chunk.module
     return chunk
+
+
+def device_of(chunk: Chunk) -> torch.device:
+    """Where it computes; its shards may lie on the host."""
+    return chunk.device if isinstance(chunk, FullyShardedChunk) else next(chunk.parameters()).device
 
 
 def held(chunk: Chunk) -> Iterator[HeldTensor]:

@@ -13,9 +13,9 @@ output layer, a depth of multi-token prediction; the root has the rest (the last
 So a step of m microbatches gathers a unit 2 m times, or once, and reduces it m times; ZeRO-1 does each once. HSDP's
 copies all-reduce their gradients once a step, after the last microbatch; in 16 bits after each.
 
-With optimizer.optimizer_cpu_offload shards and their gradients lie in pinned host memory (CPUOffloadPolicy): each
-gather copies this rank's fp32 shard to the GPU first, and each reduction copies what it made back, which the host adds
-to the gradients of the microbatches before.
+With optimizer.optimizer_cpu_offload shards and their gradients lie in host memory (CPUOffloadPolicy): each gather
+copies this rank's fp32 shard, which is pinned, to the GPU first, and each reduction copies its result back. From the
+second microbatch on the host waits for that copy and adds it to the gradients before; HSDP's copies come back once.
 
 megatron-core's TorchFullyShardedDataParallel is not used: it averages gradients over ranks, and its scale_gradients
 does nothing, so that with a loss per token they are wrong by a factor (tests/parallel/test_fsdp.py).

@@ -19,7 +19,9 @@ from tools.plan.search.recipe import configuration
 from tools.plan.search.request import PlanRequest
 from tools.plan.trace.command import traceable
 from training.cli import parse
+from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
+from training.config.train_config import TrainConfig
 from training.memory.layouts import Candidate
 
 RECIPE = Path(__file__).resolve().parent.parent / "slurm/recipes/debug.toml"
@@ -111,6 +113,15 @@ def test_what_is_derived_from_a_recipe_has_none_of_its_number_formats() -> None:
     configs = {name: configuration(question, layout, base) for name, layout in layouts.items()}
     assert [configs["bf16"].problems(2), traceable(configs["bf16"]).problems(2)] == [[], []]
     assert configs["nvfp4"].precision.first_last_layers_bf16 and not configs["nvfp4"].precision.fp8_param_gather
+
+
+def test_nor_what_a_gpu_leaves_to_its_host() -> None:
+    base = dataclasses.replace(
+        parse.load(RECIPE),
+        optimizer=OptimizerConfig(optimizer_cpu_offload=True),
+        train=TrainConfig(fine_grained_activation_offloading=True, offload_modules=("core_attn",)),
+    )
+    assert [len(base.problems(1)), shrink(base).problems(1), traceable(base).problems(1)] == [2, [], []]
 
 
 def test_shrinking_keeps_the_architecture() -> None:

@@ -67,7 +67,7 @@ def _plain(logits: Tensor, labels: Tensor, group: dist.ProcessGroup) -> Tensor:
 @lru_cache
 def disproof(group: dist.ProcessGroup, columns: int, device: torch.device, kernel: Kernel = _engines) -> str:
     """What the kernel gets wrong, on any rank, of losses and gradients of a few bf16 rows; "" where nothing. Collective
-    over all ranks. Draws from its own generator; takes some milliseconds, once.
+    over all ranks. Draws from its own generator; the kernel is compiled for it, as its first use would.
 
     group, columns: TP's, and a rank's part of the vocabulary.
     """
@@ -78,7 +78,7 @@ def disproof(group: dist.ProcessGroup, columns: int, device: torch.device, kerne
     plain, exact = (_with_gradient(_plain, logits, labels, weights, group) for logits in (part, part.float()))
     try:
         why = _differs(_with_gradient(kernel, part, labels, weights, group), plain, exact)
-    except (ImportError, RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever Triton's compiler raises
         why = f"the kernel failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     failed = torch.tensor([bool(why)], dtype=torch.int32, device=device)
     dist.all_reduce(failed, op=dist.ReduceOp.MAX)

@@ -42,7 +42,8 @@ def settings(offload: FineGrainedOffload | None, transformer_engine: bool) -> di
     if not NVTE_CPU_OFFLOAD_V1:
         raise SharedMistake(
             "train.fine_grained_activation_offloading needs NVTE_CPU_OFFLOAD_V1=1 in the environment, found another "
-            "value as Transformer Engine was imported: it would offload weights, too. Set it to 1."
+            "value when Transformer Engine was imported, with which it does not mark weights: they would be offloaded, "
+            "too. Set it to 1."
         )
     return {
         "fine_grained_activation_offloading": True,

@@ -12,6 +12,8 @@ from tests.gpu_path.trainings import Training, WarmDevice, assert_same
 from training.metrics.jsonl import read_jsonl
 
 BF16 = ("--precision.dtype", "bf16")
+CLIPPED = ("--optimizer.clip_grad", "0.1")
+"""Every norm is above it."""
 BF16_BOUND = 2e-3
 OFFLOADED = ("--optimizer.optimizer_cpu_offload", "true")
 OVERLAPPED = (*OFFLOADED, "--optimizer.overlap_cpu_optimizer_d2h_h2d", "true")
@@ -59,8 +61,31 @@ def test_shards_on_the_host_are_updated_as_on_the_device(
 ) -> None:
     """With validation before and after updates, clipping, several microbatches, and a pass over norms."""
     more = ("--train.eval_interval", "2", "--log.log_params_norm", "true")
-    te_device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(order=order), (*OFFLOADED, *more))
-    assert_same(tmp_path, on_the_cpu(shape))
+    te_device.train(
+        Training(layout=layout, shape=shape), tmp_path, Emulation(order=order), (*OFFLOADED, *CLIPPED, *more)
+    )
+    assert_same(tmp_path, on_the_cpu(shape, *CLIPPED))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kept_first", [True, False])
+@pytest.mark.parametrize("kept", ["host", "shards"])
+def test_moments_are_those_that_the_other_has_kept(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, kept: str, kept_first: bool
+) -> None:
+    """In fp32, to the last digits of weights and moments."""
+    first, then = (KEPT[kept], ()) if kept_first else ((), KEPT[kept])
+    for flags in ((*first, "--train.exit_interval", "2"), then):
+        te_device.train(Training(layout="dp2overlap"), tmp_path, Emulation(order="late"), flags)
+    assert_same(tmp_path, on_the_cpu("debug"))
+
+
+@pytest.mark.campaign
+def test_shards_of_one_rank_on_the_host(te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path) -> None:
+    """Beside a buffer, the experts' bias, that all of the replica check's ranks hold on the device."""
+    flags = (*OFFLOADED, "--parallel.data_parallel_sharding_strategy", "zero3", "--fault.replica_check_interval", "1")
+    te_device.train(Training(shape="deepseek_v3_tiny"), tmp_path, Emulation(order="late"), flags)
+    assert_same(tmp_path, on_the_cpu("deepseek_v3_tiny"))
 
 
 @pytest.mark.campaign
@@ -71,6 +96,7 @@ def test_shards_on_the_host_leave_the_device(te_device: WarmDevice, tmp_path: Pa
     rows = map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())
     (memory,) = (row for row in rows if row["event"] == "memory")
     assert memory["measured"]["weights"] == memory["measured"]["optimizer"] == 0
+    assert memory["measured"]["workspace"] < 33 * 2**20  # Transformer Engine's own for products: 32 MiB
     kinds = ("weights", "gradients", "optimizer", "activations")
     predicted, measured = (sum(memory[side][kind] for kind in kinds) for side in ("predicted", "measured"))
     assert measured == pytest.approx(predicted, rel=0.05)

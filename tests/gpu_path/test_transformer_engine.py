@@ -237,6 +237,7 @@ def test_the_cards_recipe_has_its_sizes(te_device: WarmDevice, tmp_path: Path) -
     "layout, then, shape, bound",
     [
         ("", "", "debug", 0.0),
+        pytest.param("dp2zero3", "dp2zero3", "debug", 0.0, marks=pytest.mark.campaign),
         pytest.param("tp2sp", "tp2sp", "debug", 0.0, marks=pytest.mark.campaign),
         pytest.param("pp2vpp2", "pp2vpp2", "debug", 0.0, marks=pytest.mark.campaign),
         pytest.param("ep2", "ep2", "mixtral_tiny", 0.0, marks=pytest.mark.campaign),
@@ -249,7 +250,9 @@ def test_a_run_in_fp8_continues_with_its_scales(
 ) -> None:
     """In the same layout bit for bit: with the recipe delayed, too, whose scales come from earlier steps."""
     flags = (*BF16, *(WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE), *fp8("delayed"))
-    flags += ("--model.megatron", "fp8_amax_history_len=3", "fp8_amax_compute_algo=max")
+    flags += ("--model.megatron", "fp8_amax_history_len=3", "fp8_amax_compute_algo=max", "--train.eval_interval", "1")
+    if layout == "dp2zero3":
+        flags += ("--optimizer.optimizer_cpu_offload", "true")
     te_device.train(Training(layout=layout, shape=shape), tmp_path / "whole", Emulation(), flags)
     stop = (*flags, "--train.exit_interval", "2")
     te_device.train(Training(layout=layout, shape=shape), tmp_path / "broken", Emulation(), stop)

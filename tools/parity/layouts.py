@@ -107,9 +107,11 @@ def shrink(config: RunConfig, num_layers: int = 4, train_iters: int = 4) -> RunC
         kernels=KernelsConfig(),
         precision=dataclasses.replace(config.precision.without_products(), dtype="fp32", loss_scale=None),
         data=dataclasses.replace(config.data, paths=(), tokenizer="byte"),
-        optimizer=dataclasses.replace(config.optimizer, lr=3e-3, min_lr=0.0, lr_warmup_iters=0, lr_decay_iters=None),
+        optimizer=dataclasses.replace(
+            config.optimizer.plain_state(), lr=3e-3, min_lr=0.0, lr_warmup_iters=0, lr_decay_iters=None
+        ),
         train=dataclasses.replace(
-            config.train,
+            config.train.without_offload(),
             train_iters=train_iters,
             exit_interval=None,
             global_batch_size=8,

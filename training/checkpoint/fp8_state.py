@@ -15,7 +15,7 @@ from megatron.core.models.hybrid.hybrid_block import HybridStack
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from parallel.ddp import Chunks, unwrap
+from parallel.ddp import Chunks, device_of, unwrap
 from parallel.groups import Ranks
 from parallel.regions import Box
 
@@ -28,7 +28,7 @@ PASSES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
 def tensors(chunks: Chunks) -> dict[str, Tensor]:
     """The live scales, fp32 [n], and histories, fp32 [length, n], by key: allocated here where no step has yet."""
     config = chunks[0].config
-    if config.fp8 is None or config.fp8_recipe != "delayed" or not next(chunks[0].parameters()).is_cuda:
+    if config.fp8 is None or config.fp8_recipe != "delayed" or device_of(chunks[0]).type != "cuda":
         return {}
     found = {}
     for chunk in chunks:

@@ -59,7 +59,9 @@ def fine_grained_problems(
     if "core_attn" in train.offload_modules and shape.has_attention and not (rotated or shape.multi_latent_attention):
         found[CORE_ATTENTION] = True
     problems = [
-        f"{FIELD} cannot be with {what}. Set it to false, or leave that out." for what, there in found.items() if there
+        f"{FIELD} cannot be with {what}. Set the first to false, or leave the second out."
+        for what, there in found.items()
+        if there
     ]
     return problems + _missing_modules(shape, kernels, train)
 

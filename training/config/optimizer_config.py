@@ -1,7 +1,7 @@
 """The ``optimizer`` section: AdamW, its schedules, and where and how its state is kept."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from parallel.config import ParallelConfig, PrecisionConfig
@@ -92,17 +92,25 @@ class OptimizerConfig:
     optimizer_cpu_offload: bool = False
     """Main weights and moments in the host's memory, updated by its cores (megatron-core's HybridDeviceOptimizer): 12
     bytes less for each parameter that a GPU updates, 4 bytes each way over PCIe in a step. With ZeRO-2 and ZeRO-3,
-    shards of weights and gradients too (torch's CPUOffloadPolicy): 4 bytes for each gather and each reduction. Needs a
-    GPU, and one of these."""
+    shards of weights and gradients too (torch's CPUOffloadPolicy): 4 bytes of each parameter for each gather and each
+    reduction. Needs a GPU, and one of these."""
 
     optimizer_offload_fraction: float = 1.0
-    """Of the elements of each rank's shard: the share that is offloaded, the first parameters. ZeRO-1."""
+    """Of the elements of each rank's shard: the share that is offloaded, the first parameters. Only with ZeRO-1."""
 
     overlap_cpu_optimizer_d2h_h2d: bool = False
-    """Copy the next parameter's gradient while the host updates one, and updated weights back meanwhile. ZeRO-1."""
+    """Copy the next parameter's gradient while the host updates one, and updated weights back meanwhile. Only with
+    ZeRO-1."""
 
     megatron: tuple[str, ...] = ()
     """More of mcore's OptimizerConfig, as "field=value" strings."""
+
+    def plain_state(self) -> "OptimizerConfig":
+        """With the state in fp32, beside the weights, as every device can keep it."""
+        return replace(
+            self, optimizer_cpu_offload=False, use_precision_aware_optimizer=False,
+            exp_avg_dtype="fp32", exp_avg_sq_dtype="fp32", main_params_dtype="fp32",
+        )  # fmt: skip
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
@@ -184,22 +192,24 @@ def _offload_problems(
             "overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_cpu_optimizer_d2h_h2d,
         }
         yield from (
-            f"optimizer.{name} is of ZeRO-1, and parallel.data_parallel_sharding_strategy is "
-            f'"{parallel.sharding}", with which all shards are offloaded. Leave it out.'
+            f'optimizer.{name} needs ZeRO-1, found "{parallel.data_parallel_sharding_strategy}", with which all shards '
+            "are offloaded. Leave it out."
             for name, there in of_zero1.items()
             if there
         )
         return
-    yield from _common_problems(field, optimizer, parallel)
+    yield from _common_problems(field, optimizer, parallel, "ZeRO-1, -2 or -3")
     if precision.fp8_param_gather:
         yield f"{field} cannot be with precision.fp8_param_gather: the host has no fp8. Set one of them to false."
 
 
-def _common_problems(field: str, optimizer: OptimizerConfig, parallel: ParallelConfig) -> Iterator[str]:
+def _common_problems(
+    field: str, optimizer: OptimizerConfig, parallel: ParallelConfig, needed: str = "ZeRO-1"
+) -> Iterator[str]:
     if optimizer.optimizer != "adam":
         yield f'{field} needs optimizer.optimizer = "adam", found "{optimizer.optimizer}". Set one of them.'
     if parallel.sharding != "optim":
         yield (
-            f"{field} needs ZeRO-1 (parallel.use_distributed_optimizer = true), "
-            f'found "{parallel.sharding}". Set it to false, or use ZeRO-1.'
+            f"{field} needs {needed} (such as parallel.use_distributed_optimizer = true), "
+            f'found "{parallel.sharding}". Set it to false, or use {needed}.'
         )

@@ -1,7 +1,7 @@
 """The section ``train`` of the configuration."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from training.config.import_path import form_problems
@@ -128,6 +128,12 @@ class TrainConfig:
     def recomputes(self) -> bool:
         """Whether the backward pass computes anything again, logits aside."""
         return self.recompute is not None or self.recompute_granularity is not None
+
+    def without_offload(self) -> "TrainConfig":
+        """With all activations where they are made."""
+        return replace(
+            self, cpu_offloading_num_layers=0, fine_grained_activation_offloading=False, offload_modules=()
+        )
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""

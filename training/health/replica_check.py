@@ -68,7 +68,8 @@ class Replicas:
         Costs a pass over the weights, and waits for the device once.
         """
         groups = _grouped(self.held).items()
-        own = {row: combined(checksum(values(one.tensor)) for one in group) for row, group in groups}
+        device = self.ranks.device  # shards may lie on the host
+        own = {row: combined(checksum(values(one.tensor)).to(device) for one in group) for row, group in groups}
         facts = self.facts(progress)
         own[self.rows.everywhere] = _digest(facts, self.ranks)
         if differing := self._differing(own):

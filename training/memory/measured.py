@@ -207,7 +207,7 @@ def _of_shards(chunks: Sequence[FullyShardedChunk], optimizer: MegatronOptimizer
     held_bytes, dtype = sum(shard.nbytes for shard in shards), chunks[0].config.params_dtype
     whole = sum(param.numel() * dtype.itemsize for chunk in chunks for param in chunk.sharded.values())
     kept = chunks[0].keeps_weights
-    if chunks[0].on_host:
+    if not any(shard.device == chunks[0].device for shard in shards):  # which are on the host, and so is their state
         return Counted(weights=whole * kept, gradients=0, optimizer=0)
     is_main = kept or dtype != torch.float32
     return Counted(

@@ -13,12 +13,17 @@ from parallel.groups import Ranks
 from training.config.run_config import RunConfig
 from training.memory.measured import modules_of
 from training.memory.oom_advice import Room, advice
+from training.memory.predicted import size
 
 MARKS = (
     "out of memory",  # CUDA's own, cuBLAS' and NCCL's words for it, where torch's allocator was not asked
     "CUBLAS_STATUS_ALLOC_FAILED",
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
+    "DefaultCPUAllocator",  # can't allocate memory, not enough memory
+)
+OF_THE_HOST = (
+    "out of the host's memory: {} are left of {} on this node. On it lie what optimizer.optimizer_cpu_offload, "
+    "train.cpu_offloading_num_layers and train.fine_grained_activation_offloading take from a GPU, and "
+    "checkpoint.async_save's copies. Offload less, set checkpoint.async_save = false, or use more nodes."
 )
 
 
@@ -34,7 +39,11 @@ def explain_out_of_memory(config: RunConfig, shape: GPTShape, ranks: Ranks) -> I
     except Exception as error:
         if is_out_of_memory(error):
             with contextlib.suppress(Exception):  # whatever happens here must not hide the error itself
-                error.add_note(advice(config, ranks.identity, shape, modules_of(ranks), room))
+                error.add_note(
+                    _of_the_host()
+                    if ranks.device.type == "cuda" and is_of_the_host(error)
+                    else advice(config, ranks.identity, shape, modules_of(ranks), room)
+                )
         raise
 
 
@@ -43,6 +52,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in MARKS)
+
+
+def is_of_the_host(error: BaseException) -> bool:
+    """Of what ``is_out_of_memory`` finds."""
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _of_the_host() -> str:
+    return OF_THE_HOST.format(size(host_memory.available_bytes()), size(host_memory.total_bytes()))
 
 
 def own_room(ranks: Ranks) -> Room:

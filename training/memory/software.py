@@ -37,8 +37,8 @@ class Software:
     moment_bytes: float = 8.0
     """Of both moments on the GPU."""
     host_state: float = 0.0
-    """Share of the optimizer's state that lies in the host's memory, and is updated there. Of ZeRO-2 and -3 0 or 1, and
-    of all shards."""
+    """Share of the optimizer's state that lies in the host's memory, and is updated there. With ZeRO-2 and
+    -3: 1 where all shards lie there, else 0."""
     loss_bytes: int = 6
     """Per 16-bit logit while the loss is computed: it, and an fp32 copy that softmax and its gradient overwrite."""
     offloaded_blocks: int = 0

@@ -291,15 +291,19 @@ def test_a_badly_set_up_host_costs_its_share() -> None:
     assert slow / fast == pytest.approx(1.03, abs=0.002)
 
 
-@pytest.mark.parametrize(("zero", "copies", "additions"), [(1, 1 + 1, 0), (2, 1 + 8, 7), (3, 2 * 8 + 8, 7)])
-def test_state_on_the_host_travels(zero: Zero, copies: int, additions: int) -> None:
+@pytest.mark.parametrize(
+    ("zero", "instances", "copies", "additions"),
+    [(1, 1, 1 + 1, 0), (2, 1, 1 + 8, 7), (3, 1, 2 * 8 + 8, 7), (3, 2, 2 * 8 + 1, 0)],
+)
+def test_state_on_the_host_travels(zero: Zero, instances: int, copies: int, additions: int) -> None:
     """4 bytes for each gather and each reduction of 8 microbatches; the host adds their gradients, reading two and
     writing one."""
-    own, layout = machine(clusters.load("h100_ib"), "bf16"), Candidate(dp=8, microbatches=8, zero=zero)
+    own = machine(clusters.load("h100_ib"), "bf16")
+    layout = Candidate(dp=8, microbatches=8, zero=zero, copies=instances)
     software = sharded(dataclasses.replace(OURS, main_param_bytes=0, moment_bytes=0, host_state=1.0), zero)
     case = PricedCase(model=sizes(named("llama3_8b"), 8192), layout=layout, machine=own, software=software)
     columns = PricedColumns([case])
-    shard = rank_parameters(columns).dense[0] / 8
+    shard = rank_parameters(columns).dense[0] * instances / 8
     passes = UPDATE_BYTES + (8 + 12 * additions if zero > 1 else 0)
     host = shard * (4 * copies / own.host_link_bytes_per_s + passes / own.host_memory_bytes_per_s)
     gpu = fitted().optimizer * (8 * 8 * shard if zero == 1 else 0) / own.memory_bytes_per_s

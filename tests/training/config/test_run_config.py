@@ -266,7 +266,7 @@ def test_the_debug_recipe_has_none() -> None:
             "--device cuda --precision.dtype bf16 --optimizer.use_precision_aware_optimizer "
             "--parallel.data_parallel_sharding_strategy optim_grads_params",
             2,
-            ['needs ZeRO-1 (parallel.use_distributed_optimizer = true), found "optim_grads_params"'],
+            ['needs ZeRO-1 (such as parallel.use_distributed_optimizer = true), found "optim_grads_params"'],
         ),
         (
             "--device cuda --precision.dtype bf16 --optimizer.use_precision_aware_optimizer "
@@ -295,9 +295,10 @@ def test_the_debug_recipe_has_none() -> None:
             "--device cuda --parallel.data_parallel_sharding_strategy zero3 --optimizer.optimizer_cpu_offload "
             "--optimizer.optimizer_offload_fraction 0.5 --optimizer.overlap_cpu_optimizer_d2h_h2d",
             2,
-            ["optimizer.optimizer_offload_fraction is of ZeRO-1", "optimizer.overlap_cpu_optimizer_d2h_h2d is of"],
+            ['optimizer.optimizer_offload_fraction needs ZeRO-1, found "zero3"', "overlap_cpu_optimizer_d2h_h2d needs"],
         ),
         ("--optimizer.optimizer_offload_fraction 0", 1, ["optimizer_offload_fraction must be in (0, 1], found 0"]),
+        ("--model.megatron cpu_offloading=true", 1, ["train.cpu_offloading_num_layers"]),
         ("--model.megatron hidden_size=3", 1, ["hidden_size is set by Triplane's own fields"]),
         ("--parallel.megatron a=1 a=2", 1, ["parallel.megatron: a is given twice"]),
         ("--model.shape lama3_8b", 1, ['model.shape "lama3_8b" is unknown', "llama3_8b"]),

@@ -12,7 +12,7 @@ import runs
 from data.prepared import Prepared
 from parallel.local_ranks import report
 from training import train
-from training.memory.out_of_memory import is_out_of_memory
+from training.memory.out_of_memory import is_of_the_host, is_out_of_memory
 
 ADVICE, NEXT = "out of memory: predicted are ", "least speed first:"
 
@@ -69,3 +69,6 @@ def test_which_errors_these_are() -> None:
     assert is_out_of_memory(MemoryError())
     assert not is_out_of_memory(RuntimeError("Connection reset by peer"))
     assert not is_out_of_memory(ValueError("out of memory"))
+    assert is_out_of_memory(own := RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert is_of_the_host(own) and is_of_the_host(MemoryError())
+    assert not is_of_the_host(RuntimeError("CUDA error: out of memory"))

@@ -73,6 +73,13 @@ def test_what_is_recomputed_holds_less() -> None:
     assert half == pytest.approx((kept + whole) / 2)
 
 
+def test_depths_of_multi_token_prediction_keep_their_activations() -> None:
+    """Where those of all blocks wait on the host."""
+    depth, away = "--model.mtp_num_layers 1", "--train.cpu_offloading_num_layers 32"
+    kept, deeper, gone, left = (held(flags).activations for flags in ("", depth, away, f"{away} {depth}"))
+    assert gone < kept < deeper and left - gone == pytest.approx(deeper - kept)
+
+
 @pytest.mark.parametrize("modules", [CPU, GPU], ids=["own", "te"])
 def test_every_shape_has_a_prediction(modules: Modules) -> None:
     """A run of any of them reports it, and must not end by that."""

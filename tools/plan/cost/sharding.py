@@ -204,9 +204,11 @@ def optimizer_s(columns: PricedColumns, constants: Constants) -> Column:
 
 def _on_host_s(columns: PricedColumns, away: Column) -> Column:
     """Of ZeRO-1: gradients down, then the update, then fp32 weights up; none waits for less than all of the one before.
-    Of ZeRO-2 and -3 weights go up for each gather and gradients come down for each microbatch, to be added."""
+    Of ZeRO-2 and -3 weights go up for each gather and gradients come down for each microbatch, to be added; HSDP's
+    copies add fp32 ones up on the GPU, and they come down once."""
     layout, machine, count = columns.layout, columns.machine, columns.layout.microbatches
-    up, down = np.where(layout.zero == 3, 2 * count, 1), np.where(layout.zero >= 2, count, 1)
+    once = (layout.zero < 2) | ((layout.copies > 1) & (columns.software.gradient_bytes == 4))
+    up, down = np.where(layout.zero == 3, 2 * count, 1), np.where(once, 1, count)
     passes = UPDATE_BYTES + np.where(layout.zero >= 2, 8, 0) + 12 * (down - 1)
     return np.asarray(
         away * (4 * (up + down) / machine.host_link_bytes_per_s + passes / machine.host_memory_bytes_per_s)

@@ -23,8 +23,8 @@ STATE_BYTES = 16
 """Of weights, gradients and optimizer, a parameter, at the least: fp32's, and those of shards; others have 18."""
 
 HOST_BYTES = 12
-"""Of these, what the host can hold (optimizer.optimizer_cpu_offload). Shards could leave a GPU whole, for a host with
-more memory than a cluster's file knows of."""
+"""Of these, what may lie on the host (optimizer.optimizer_cpu_offload). Shards could leave a GPU whole; but a cluster's
+file does not say how much memory a host has, so that each GPU is asked to hold the rest."""
 
 
 def gpu_counts(cluster: Cluster) -> Iterator[int]:
@@ -38,7 +38,8 @@ def gpu_counts(cluster: Cluster) -> Iterator[int]:
 
 
 def fewest(question: PlanRequest) -> int | None:
-    """GPUs on which some layout fits; none of fewer GPUs does."""
+    """GPUs on which some layout fits; none of fewer GPUs does, of those with room for ``STATE_BYTES`` less what the
+    optimizer leaves to the host."""
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
     bytes_each = STATE_BYTES - HOST_BYTES * question.optimizer.optimizer_cpu_offload
     least = bytes_each * num_parameters(question.shape) / room

@@ -98,13 +98,17 @@ def trace_stages(
 
 
 def traceable(config: RunConfig) -> RunConfig:
-    """On the CPU, without fp8, fp4 and fused kernels, and with one reduction at the end.
+    """On the CPU, without fp8, fp4 and fused kernels, with one reduction at the end, and with all that a GPU would have
+    on the host or in fewer bits.
 
     But for Transformer Engine's copies (``product_copies``), none of this changes what a rank holds of a model.
     """
     parallel = dataclasses.replace(config.parallel, overlap_grad_reduce=False, overlap_param_gather=False)
     precision = config.precision.without_products()
-    return dataclasses.replace(config, device="cpu", parallel=parallel, precision=precision, kernels=KernelsConfig())
+    return dataclasses.replace(
+        config, device="cpu", parallel=parallel, precision=precision, kernels=KernelsConfig(),
+        optimizer=config.optimizer.plain_state(), train=config.train.without_offload(),
+    )  # fmt: skip
 
 
 def by_formula(question: PlanRequest, layout: Candidate, stage: int) -> float:
