@@ -152,7 +152,8 @@ OFFLOADED = ("--train.cpu_offloading_num_layers", "4")
 def offloading(order: Order, mutant: str = "small_activations_offloaded") -> Emulation:
     # Without a lull, work that nothing asks for has not been done yet.
     settings = {"EMULATED_CUDA_MUTANT": mutant, "EMULATED_CUDA_LULL_MS": "300"}
-    return Emulation(order=order, hooks=("tests.gpu_path.mutants",), settings=settings)
+    hooks = ("tests.gpu_path.mutants", "tests.gpu_path.offload_fetches")
+    return Emulation(order=order, hooks=hooks, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,8 @@ def offloading(order: Order, mutant: str = "small_activations_offloaded") -> Emu
 def test_activations_wait_on_the_host(
     device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
 ) -> None:
-    device.train(Training(layout=layout, shape=shape), tmp_path, offloading(order), OFFLOADED)
+    printed = device.train(Training(layout=layout, shape=shape), tmp_path, offloading(order), OFFLOADED)
+    assert "fetched ahead" in printed
     assert_same(tmp_path, on_the_cpu(shape))
 
 
