@@ -146,8 +146,8 @@ experts (otherwise all-to-all). Try your own:
 Switches are what holds less memory, against the same rank without: `recompute` is full recomputation, `selective` that
 of `core_attn` and `mlp`, `offload` one block of each chunk whose activations wait on the host, `chunks` logits of 16
 tokens at a time. `train.recompute` and `train.compile` have tests of their own
-([recompute](../tests/models/test_recompute.py), [compile](../tests/models/test_compiled.py)). What a GPU alone leaves to
-its host, or keeps in fewer bits, is compared on the emulated device
+([recompute](../tests/models/test_recompute.py), [compile](../tests/models/test_compiled.py)). What a GPU alone leaves
+to its host, or keeps in fewer bits, is compared on the emulated device
 ([state and shards](../tests/gpu_path/test_optimizer_state.py), [activations](../tests/gpu_path/test_training.py),
 [by module](../tests/gpu_path/test_fine_grained_offload.py)).
 
