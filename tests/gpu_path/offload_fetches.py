@@ -14,7 +14,7 @@ def noted_unpack(kept: Any) -> Any:
     return unpack(kept)
 
 
-def noted_fetch(layer: offload._Layer) -> None:
+def noted_fetch(layer: Any) -> None:
     global said
     if not said and layer not in asking and any(kept.back is None and kept.uses for kept in layer.kept):
         said = True
@@ -23,4 +23,4 @@ def noted_fetch(layer: offload._Layer) -> None:
 
 
 offload._unpack = noted_unpack
-offload._Layer.fetch = noted_fetch  # type: ignore[method-assign]
+offload._Layer.fetch = noted_fetch  # type: ignore[assignment,method-assign]
