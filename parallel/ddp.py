@@ -35,7 +35,8 @@ def wrap(
     """Each chunk with its gradients reduced over its replicas, and with what parallel.sharding says cut over them.
 
     fill: gives the shards of ``optim_grads`` and ``optim_grads_params`` their initial values; their chunks were built
-    without memory for parameters. Not needed without them. shards_on_host: so are theirs (CPUOffloadPolicy).
+    without memory for parameters. Not needed without them. shards_on_host: their shards lie in the host's memory
+    (CPUOffloadPolicy).
     """
     wrapped: list[Chunk] = []
     for number, chunk in enumerate(chunks):

@@ -205,9 +205,14 @@ def dropout_seed(seed: int, layout: Layout, at: Coordinates) -> int:
     return seed + 100 * (at.pp + layout.pp * (at.cp + layout.cp * at.dp))
 
 
+def own_cores(local_world_size: int) -> int:
+    """A rank's share of the host's cores, and no more than it is bound to."""
+    return max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // local_world_size))
+
+
 def _prepare_device(device: Literal["cpu", "cuda"], identity: Identity) -> torch.device:
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // identity.local_world_size))
+        torch.set_num_threads(own_cores(identity.local_world_size))
     mcore_patches.check_once()
     adam.install()
     if device == "cpu":

@@ -122,6 +122,8 @@ def test_nor_what_a_gpu_leaves_to_its_host() -> None:
         train=TrainConfig(fine_grained_activation_offloading=True, offload_modules=("core_attn",)),
     )
     assert [len(base.problems(1)), shrink(base).problems(1), traceable(base).problems(1)] == [2, [], []]
+    blocks = dataclasses.replace(base, train=TrainConfig(cpu_offloading_num_layers=2))  # which a CPU can
+    assert [each(blocks).train.cpu_offloading_num_layers for each in (shrink, traceable)] == [2, 0]
 
 
 def test_shrinking_keeps_the_architecture() -> None:

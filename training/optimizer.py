@@ -16,7 +16,7 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.cpu.adam import FusedAdam
 from parallel.ddp import Chunk, Chunks
 from parallel.errors import SharedMistake
-from parallel.groups import Ranks
+from parallel.groups import Ranks, own_cores
 from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
 from training.config.optimizer_config import STATE_FIELDS, OptimizerConfig, state_problems
@@ -40,8 +40,8 @@ def build(
     """
     on_host = parallel.fully_sharded and optimizer.optimizer_cpu_offload
     own = try_out(optimizer, parallel, "cpu" if on_host else ranks.device)
-    if optimizer.optimizer_cpu_offload:
-        torch.set_num_threads(update_threads(ranks.identity.local_world_size))
+    if optimizer.optimizer_cpu_offload and os.environ.get("OMP_NUM_THREADS") == "1":  # as launchers set it
+        torch.set_num_threads(own_cores(ranks.identity.local_world_size))
     settings: dict[str, Any] = {
         "optimizer": "adam",
         "lr": optimizer.lr,
@@ -104,13 +104,6 @@ def state_settings(
             "overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_cpu_optimizer_d2h_h2d,
         }
     return found
-
-
-def update_threads(local_world_size: int) -> int:
-    """Of a rank whose host updates: its share of the cores. Launchers set OMP_NUM_THREADS=1; more than that is kept."""
-    if (asked := os.environ.get("OMP_NUM_THREADS", "1")) != "1":
-        return int(asked)
-    return max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // local_world_size))
 
 
 def _clip(chain: MegatronOptimizer, largest: float, own: torch.optim.Optimizer, *_: Any) -> None:

@@ -18,7 +18,7 @@ from parallel.errors import SharedMistake
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class FineGrainedOffload:
-    """Fields of the section ``train``, by the same names."""
+    """What train.fine_grained_activation_offloading offloads: ``offload_modules`` and the three fields behind it."""
 
     modules: tuple[str, ...]
     min_tensor_size: int
@@ -78,8 +78,8 @@ class OrderedCopies(mcore.ChunkOffloadHandler):
         return found
 
     def finish_all_groups(self, name: str | None = None) -> bool:
-        """Whether none of its groups is to come. megatron-core (line 920, "check if this is correct") also says so in
-        the midst of a chunk none of whose groups was offloaded so far, and goes on with another microbatch's."""
+        """Whether none of its groups is to come. megatron-core (line 920, "check if this is correct") also returns True
+        while a chunk still runs, if all groups before stayed on the GPU, and takes another microbatch's chunk."""
         return self.find_next_group(name) is None
 
     def bulk_offload(self, name: str, forced_released_tensors: list[Tensor]) -> None:

@@ -82,7 +82,7 @@ def test_moments_are_those_that_the_other_has_kept(
 
 @pytest.mark.campaign
 def test_shards_of_one_rank_on_the_host(te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path) -> None:
-    """Beside a buffer, the experts' bias, that all of the replica check's ranks hold on the device."""
+    """The replica check takes them together with a buffer on the device: the experts' bias."""
     flags = (*OFFLOADED, "--parallel.data_parallel_sharding_strategy", "zero3", "--fault.replica_check_interval", "1")
     te_device.train(Training(shape="deepseek_v3_tiny"), tmp_path, Emulation(order="late"), flags)
     assert_same(tmp_path, on_the_cpu("deepseek_v3_tiny"))
@@ -100,6 +100,7 @@ def test_shards_on_the_host_leave_the_device(te_device: WarmDevice, tmp_path: Pa
     kinds = ("weights", "gradients", "optimizer", "activations")
     predicted, measured = (sum(memory[side][kind] for kind in kinds) for side in ("predicted", "measured"))
     assert measured == pytest.approx(predicted, rel=0.05)
+
 
 PRECISION_AWARE = ("--optimizer.use_precision_aware_optimizer", "true")
 

@@ -111,7 +111,7 @@ def shrink(config: RunConfig, num_layers: int = 4, train_iters: int = 4) -> RunC
             config.optimizer.plain_state(), lr=3e-3, min_lr=0.0, lr_warmup_iters=0, lr_decay_iters=None
         ),
         train=dataclasses.replace(
-            config.train.without_offload(),
+            config.train.without_modules_offloaded(),
             train_iters=train_iters,
             exit_interval=None,
             global_batch_size=8,

@@ -107,7 +107,7 @@ class TrainConfig:
     other norms are parts of the linear layers behind them. attn_proj needs core_attn."""
 
     min_offloaded_tensor_size: int = 1024 * 1024
-    """Elements of a tensor from which on it is offloaded: smaller ones take longer to launch than they save."""
+    """Fewest elements of a tensor that is offloaded: smaller ones take longer to launch than they save."""
 
     activation_offload_fraction: float = 1.0
     """Of what could be offloaded, in [0, 1]: each microbatch's later groups stay on the GPU."""
@@ -129,11 +129,9 @@ class TrainConfig:
         """Whether the backward pass computes anything again, logits aside."""
         return self.recompute is not None or self.recompute_granularity is not None
 
-    def without_offload(self) -> "TrainConfig":
-        """With all activations where they are made."""
-        return replace(
-            self, cpu_offloading_num_layers=0, fine_grained_activation_offloading=False, offload_modules=()
-        )
+    def without_modules_offloaded(self) -> "TrainConfig":
+        """As a CPU can train it, too."""
+        return replace(self, fine_grained_activation_offloading=False, offload_modules=())
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""

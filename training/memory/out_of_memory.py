@@ -40,7 +40,7 @@ def explain_out_of_memory(config: RunConfig, shape: GPTShape, ranks: Ranks) -> I
         if is_out_of_memory(error):
             with contextlib.suppress(Exception):  # whatever happens here must not hide the error itself
                 error.add_note(
-                    _of_the_host()
+                    of_the_host()
                     if ranks.device.type == "cuda" and is_of_the_host(error)
                     else advice(config, ranks.identity, shape, modules_of(ranks), room)
                 )
@@ -59,7 +59,8 @@ def is_of_the_host(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def _of_the_host() -> str:
+def of_the_host() -> str:
+    """In place of advice about a card, whose memory was not the one that ran out."""
     return OF_THE_HOST.format(size(host_memory.available_bytes()), size(host_memory.total_bytes()))
 
 

@@ -121,7 +121,7 @@ def stage_memory(
     casts = np.where(small & (software.fp8_weights == 0), copies, 0.0) * (dense + expert)
     there, others = (plain, mixtures), _others(own)
     activations = _activations(columns, number, there, others, crowded, recomputed)
-    away = offloaded_share(columns) * (1 - depths / (plain + mixtures))  # depths keep theirs
+    away = offloaded_share(columns) * (1 - depths / np.maximum(1, plain + mixtures))  # depths keep theirs
     if np.any(away > 0):
         least = _activations(columns.recomputing("full"), number, there, others, crowded, AS_LAID_OUT)
         activations = activations * (1 - away) + np.minimum(least, activations) * away

@@ -220,7 +220,7 @@ def cheapest(kinds: Sequence[tuple[Kind, int]], needed: float) -> dict[Kind, int
     None: all spare less.
 
     Branch and bound over counts, what spares most for a FLOP first; a branch is left when even a fraction of the next
-    kind would cost more than the best so far.
+    kind would cost more than the best that is known.
     """
     order = sorted((each for each in kinds if each[0].spared > 0), key=lambda each: each[0].flops / each[0].spared)
     best: tuple[float, tuple[int, ...]] = (math.inf, ())

@@ -1,5 +1,6 @@
 """A run that runs out of memory ends with what would fit: once, whichever ranks failed."""
 
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import runs
 from data.prepared import Prepared
 from parallel.local_ranks import report
 from training import train
-from training.memory.out_of_memory import is_of_the_host, is_out_of_memory
+from training.memory.out_of_memory import is_of_the_host, is_out_of_memory, of_the_host
 
 ADVICE, NEXT = "out of memory: predicted are ", "least speed first:"
 
@@ -71,4 +72,5 @@ def test_which_errors_these_are() -> None:
     assert not is_out_of_memory(ValueError("out of memory"))
     assert is_out_of_memory(own := RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
     assert is_of_the_host(own) and is_of_the_host(MemoryError())
+    assert re.match(r"out of the host's memory: [\d.]+ GiB are left of [\d.]+ GiB on this node", of_the_host())
     assert not is_of_the_host(RuntimeError("CUDA error: out of memory"))

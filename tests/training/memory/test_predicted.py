@@ -16,7 +16,7 @@ from training.cli.parse import parse_config
 from training.config.run_config import RunConfig
 from training.memory.measured import MeasuredBytes, sentence
 from training.memory.planned import Modules, Planned
-from training.memory.predicted import Predicted, fullest, of_stage
+from training.memory.predicted import Predicted, fullest, of_stage, of_stages
 from training.memory.stage_parameters import stages
 
 CPU = Modules(cuda=False, transformer_engine=False)
@@ -78,6 +78,16 @@ def test_depths_of_multi_token_prediction_keep_their_activations() -> None:
     depth, away = "--model.mtp_num_layers 1", "--train.cpu_offloading_num_layers 32"
     kept, deeper, gone, left = (held(flags).activations for flags in ("", depth, away, f"{away} {depth}"))
     assert gone < kept < deeper and left - gone == pytest.approx(deeper - kept)
+
+
+def test_a_stage_without_blocks_has_nothing_to_leave_to_the_host() -> None:
+    layout = "--parallel.pipeline_model_parallel_size 4 --parallel.pipeline_model_parallel_layout E|t*16|t*16|L"
+    kept, away = (
+        of_stages(config := asked(f"{layout} {more}"), 4, resolve(config.model, None), GPU, range(4))
+        for more in ("", "--train.cpu_offloading_num_layers 16")
+    )
+    assert away[1].activations < kept[1].activations
+    assert [away[stage].activations for stage in (0, 3)] == [kept[stage].activations for stage in (0, 3)]
 
 
 @pytest.mark.parametrize("modules", [CPU, GPU], ids=["own", "te"])

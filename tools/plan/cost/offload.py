@@ -15,7 +15,8 @@ def offload_s(columns: PricedColumns, kind: str, forward: Column, backward: Colu
     the host's memory, if that is slower. Assumed: the next block computes as long as this one, and its forward pass
     hides the copy out, its backward pass the copy back; what travels longer counts. The copy back for the last block
     of a chunk has none before it that would hide it. Not counted: that the program fetches one sublayer ahead, not one
-    block, which hides less where attention and MLP differ; and launches of copies. No run was measured.
+    block, which hides less where attention and MLP differ; and launches of copies. Depths of multi-token prediction,
+    whose activations stay, are priced as blocks are. No run was measured.
     """
     share, machine = offloaded_share(columns), columns.machine
     if not np.any(share > 0):

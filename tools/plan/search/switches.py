@@ -76,9 +76,11 @@ def _what_pays(
     """``within_budget``, where a layout that recomputes nothing does not fit. Of the seconds that full recomputation
     adds, it costs a share: of the FLOPs that a stage may compute again, those that it does, on the stage of the largest
     share."""
+    if on_cpu(question.cluster):
+        return
     kept, again = price(question, [dataclasses.replace(layout, recompute=name) for name in ("none", "full")])
     config = within_budget(question, layout, base)
-    if kept.fits or on_cpu(question.cluster) or config.problems(question.num_gpus):
+    if kept.fits or config.problems(question.num_gpus):
         return
     asked = config, question.num_gpus, question.shape, planned_modules(config)
     try:

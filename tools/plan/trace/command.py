@@ -105,9 +105,10 @@ def traceable(config: RunConfig) -> RunConfig:
     """
     parallel = dataclasses.replace(config.parallel, overlap_grad_reduce=False, overlap_param_gather=False)
     precision = config.precision.without_products()
+    train = dataclasses.replace(config.train.without_modules_offloaded(), cpu_offloading_num_layers=0)
     return dataclasses.replace(
         config, device="cpu", parallel=parallel, precision=precision, kernels=KernelsConfig(),
-        optimizer=config.optimizer.plain_state(), train=config.train.without_offload(),
+        optimizer=config.optimizer.plain_state(), train=train,
     )  # fmt: skip
 
 

@@ -1,0 +1,56 @@
+"""Iterations, batches, schedules and what is offloaded, of Megatron-LM's flags."""
+
+from tests.tools.megatron_scripts import GPT3_175B, SMALLEST, drafted, recipe_of
+from tools.from_megatron.translate import translate
+from training.config.run_config import learning_schedule
+
+
+def test_samples_become_the_iterations_that_a_ramp_takes() -> None:
+    config = recipe_of(GPT3_175B)
+    assert config.train.rampup_batch_size == (16, 16, 5859375)
+    schedule = learning_schedule(config.optimizer, config.train)
+    assert abs(schedule.warmup_samples - 183105) < 1536 and abs(schedule.decay_samples - 126953125) < 1536
+
+
+def test_samples_that_are_whole_iterations_need_no_word() -> None:
+    draft = drafted(SMALLEST.replace("--train-iters 100", "--train-samples 160"))
+    assert draft.values["train.train_iters"] == 20
+    assert not any("--train-samples" in line for line in draft.notes)
+
+
+def test_a_warm_up_fraction_is_of_the_decay() -> None:
+    config = recipe_of(f"{SMALLEST} --lr-decay-iters 80 --lr-warmup-fraction 0.1")
+    assert (config.optimizer.lr_decay_iters, config.optimizer.lr_warmup_iters) == (80, 8)
+
+
+def test_an_even_schedule_of_batch_sizes_is_a_ramp() -> None:
+    flags = SMALLEST.replace("--global-batch-size 8", "") + " --step-batch-size-schedule"
+    even = translate([*flags.split(), "0:2 1.28K:4 2560:6"])
+    assert even.values["train.rampup_batch_size"] == [2, 2, 20] and even.values["train.global_batch_size"] == 6
+    uneven = translate([*flags.split(), "0:2 1.28K:4 9K:6"])
+    assert "train.rampup_batch_size" not in uneven.values
+    assert any("uneven" in line for line in uneven.unsupported)
+
+
+def test_a_batch_that_is_not_given_is_the_ranks() -> None:
+    flags = SMALLEST.replace("--global-batch-size 8", "--tensor-model-parallel-size 2")
+    assert drafted(flags, world=16).values["train.global_batch_size"] == 8
+    assert any("--global-batch-size" in line for line in drafted(flags).unsupported)
+
+
+def test_no_evaluation_needs_no_interval() -> None:
+    assert recipe_of(f"{SMALLEST} --eval-interval 0 --eval-iters 0").train.eval_iters == 0
+    assert recipe_of(f"{SMALLEST} --lr-warmup-iters 5 --lr-warmup-samples 0").optimizer.lr_warmup_iters == 5
+
+
+def test_activations_that_are_offloaded_by_module() -> None:
+    flags = "--fine-grained-activation-offloading --offload-modules core_attn fused_group_mlp"
+    draft = drafted(f"{SMALLEST} {flags} --min-offloaded-tensor-size 4096 --activation-offload-fraction 0.5")
+    assert draft.values["train.fine_grained_activation_offloading"] is True
+    assert draft.values["train.offload_modules"] == ["core_attn"]
+    assert draft.values["train.min_offloaded_tensor_size"] == 4096
+    assert draft.values["train.activation_offload_fraction"] == 0.5
+    assert any("--offload-modules fused_group_mlp" in line for line in draft.unsupported)
+    without = drafted(f"{SMALLEST} --offload-modules core_attn")
+    assert "train.offload_modules" not in without.values
+    assert any("--offload-modules" in line for line in without.irrelevant)
