@@ -23,8 +23,8 @@ STATE_BYTES = 16
 """Of weights, gradients and optimizer, a parameter, at the least: fp32's, and those of shards; others have 18."""
 
 HOST_BYTES = 12
-"""Of these, what may lie on the host (optimizer.optimizer_cpu_offload). Shards could leave a GPU whole; but a cluster's
-file does not say how much memory a host has, so that each GPU is asked to hold the rest."""
+"""Of these, what may lie on the host (optimizer.optimizer_cpu_offload). Shards could leave a GPU whole; but what a
+host then holds is not predicted, nor compared with the cluster's node.memory_gib: each GPU is asked to hold the rest."""
 
 
 def gpu_counts(cluster: Cluster) -> Iterator[int]:
