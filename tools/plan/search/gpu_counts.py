@@ -24,7 +24,7 @@ STATE_BYTES = 16
 
 HOST_BYTES = 12
 """Of these, what may lie on the host (optimizer.optimizer_cpu_offload). Shards could leave a GPU whole; but what a
-host then holds is not predicted, nor compared with the cluster's node.memory_gib: each GPU is asked to hold the rest."""
+host then holds is not predicted, nor compared with its node.memory_gib: each GPU is asked to hold the rest."""
 
 
 def gpu_counts(cluster: Cluster) -> Iterator[int]:
