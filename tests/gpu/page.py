@@ -82,8 +82,9 @@ def charts(subjects: Mapping[str, Any]) -> list[str]:
     if rows := rows_of(subjects, "memory"):
         legend = {"predicted": FIRST, "measured": SECOND}
         found += section("Memory of a rank, GiB", "Tensors at the peak of a step.", bars(memory_bars(rows), legend))
-    if rows := rows_of(subjects, "fusions"):
-        found += section("Fusions: seconds of a step", "", bars(fusion_bars(rows), {"off": FIRST, "on": SECOND}))
+    for name, heading in (("savings", "What saves memory"), ("fusions", "Fusions")):
+        if rows := rows_of(subjects, name):
+            found += section(f"{heading}: seconds of a step", "", bars(switch_bars(rows), {"off": FIRST, "on": SECOND}))
     return found
 
 
@@ -125,7 +126,7 @@ def memory_bars(rows: Mapping[str, Any]) -> Bars:
     return found
 
 
-def fusion_bars(rows: Mapping[str, Any]) -> Bars:
+def switch_bars(rows: Mapping[str, Any]) -> Bars:
     return [
         (name, [(row["off_s"], FIRST, f"{row['off_s']:.4g} s off"),
                 (row["on_s"], SECOND, f"{row['on_s']:.4g} s on, {row['bytes'] / 2**20:+,.0f} MiB")])

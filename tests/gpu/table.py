@@ -5,8 +5,8 @@ from typing import Literal
 from tests.gpu.runner import Subject
 
 SubjectName = Literal[
-    "environment", "trainings", "specs", "throughput", "planner", "memory", "fusions", "checkpoint", "layouts", "fp8",
-    "tests",
+    "environment", "trainings", "specs", "throughput", "planner", "memory", "savings", "fusions", "checkpoint",
+    "layouts", "fp8", "tests",
 ]  # fmt: skip
 
 
@@ -23,6 +23,7 @@ SUBJECTS = (
     row("throughput", "throughput", 90, 300, "an 8B-shaped model at 8,192 tokens, in bf16, fp8 and fp4"),
     row("planner", "planner", 45, 150, "predicted against measured steps, calibrated on this card"),
     row("memory", "memory", 50, 150, "predicted against measured memory of three architectures"),
+    row("savings", "savings", 60, 300, "each switch that saves memory, off and on: time, memory, equality"),
     row("fusions", "fusions", 60, 300, "each field of the kernels section, off and on: time, memory, equality"),
     row("checkpoint", "checkpoint", 40, 150, "how long training stands still, against a copy to pinned memory"),
     row("layouts", "layouts", 40, 200, "TP, PP and DP against one rank: loss, gradient norm, gradients"),

@@ -16,7 +16,7 @@ from tests.gpu import measured_models, page, report_text, subject_run
 from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import SIZES
 from tests.gpu.subject_run import SubjectRun, UnrunError
-from tests.gpu.subjects import checkpoint, environment, fusions, layouts, memory, planner, throughput, trainings
+from tests.gpu.subjects import checkpoint, environment, fusions, layouts, memory, planner, savings, throughput, trainings
 from tests.gpu.trainings import Training
 from tools.inspect_checkpoint.compare import Comparison
 from training.config.recipe import dump
@@ -307,6 +307,33 @@ def test_a_fusion_that_changes_losses_is_a_problem(monkeypatch: pytest.MonkeyPat
     assert "gradient_accumulation_fusion: not run: it needs another card" in run.lines
     assert run.problems == ["apply_rope_fusion: losses differ by nan, more than 5e-03"]
     assert run.headline == "2 compared; the lowest: bias_activation_fusion=on, 0.900 of the step without it"
+
+
+def test_a_switch_must_save_what_is_predicted_and_keep_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a bound beyond the base's own error; bf16 moments have losses of their own."""
+
+    def steps_of(run: SubjectRun, config: RunConfig, environ: dict[str, str]) -> dict[str, Any]:
+        if config.train.compile:
+            raise RuntimeError("exit code 1: ...\nparallel.errors.UserError: no compiler\nrank 0 of 1 failed")
+        if config.train.cpu_offloading_num_layers:
+            return step_numbers(2.0, total=6.6, tensors=6.0, losses=[7.0, 6.6])
+        if config.train.recompute_granularity == "full":
+            return step_numbers(total=5.5, tensors=6.0)
+        if config.optimizer.use_precision_aware_optimizer:
+            return step_numbers(total=8.0, tensors=7.5, losses=[7.0, 7.5])
+        return step_numbers(total=11.0, tensors=10.0)
+
+    monkeypatch.setattr(fusions, "steps_of", steps_of)
+    run = run_on(card())
+    savings.savings(run)
+    assert run.numbers["rows"].keys() == savings.SAVINGS.keys() - {"compile"}
+    assert any(line.startswith("compile: not run: no compiler") for line in run.lines)
+    assert run.problems == [
+        "activations on the host: losses differ by 1.5e-02, more than 5e-03",
+        "recompute full: measured is -8.3% off the prediction, without it +10.0%: more than 5%",
+    ]
+    assert run.headline == "7 compared; recompute full saves most, 0.00 MiB"
+    assert run.numbers["rows"]["recompute full"]["bytes"] == -5.5
 
 
 def test_a_stall_is_held_against_a_bare_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

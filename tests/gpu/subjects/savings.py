@@ -1,0 +1,79 @@
+"""What saves memory, off and on: time, memory against its prediction, same losses."""
+
+import dataclasses
+from typing import Any
+
+from tests.gpu import measured_models
+from tests.gpu.subject_run import SubjectRun, UnrunError
+from tests.gpu.subjects.fusions import LOSS_BOUND, Known, compared, refused_or_run
+from training.config.run_config import RunConfig
+from training.memory.predicted import size
+
+Fields = dict[str, Any]
+"""Of a recipe: "section.field" -> value."""
+SAVINGS: dict[str, Fields] = {
+    "logits in pieces": {"train.cross_entropy_chunk_tokens": 1024},
+    "activations on the host": {"train.cpu_offloading_num_layers": 2},
+    "modules on the host": {
+        "train.fine_grained_activation_offloading": True, "train.offload_modules": ("core_attn", "attn_proj"),
+    },
+    "compile": {"train.compile": True},
+    "recompute mlp": {"train.recompute_granularity": "selective", "train.recompute_modules": ("mlp",)},
+    "recompute full": {
+        "train.recompute_granularity": "full", "train.recompute_method": "uniform", "train.recompute_num_layers": 1,
+    },
+    "bf16 moments": {
+        "optimizer.use_precision_aware_optimizer": True, "optimizer.exp_avg_dtype": "bf16",
+        "optimizer.exp_avg_sq_dtype": "bf16",
+    },
+    "state on the host": {"optimizer.optimizer_cpu_offload": True, "optimizer.optimizer_offload_fraction": 0.25},
+}  # fmt: skip
+"""The last: a quarter, since Adam on a host's cores takes seconds for a billion parameters."""
+OWN_LOSSES = ("bf16 moments",)
+"""Whose updates round otherwise: their losses are shown, not bound."""
+PREDICTED_WITHOUT = ("modules on the host", "compile")
+"""training/memory predicts what the run holds without them: what they save is shown."""
+BOUND = 0.05
+"""Largest difference of measured from predicted bytes that a switch may add to that of the run without it."""
+ROW_S = 20.0
+MIB = 2**20
+
+
+def savings(run: SubjectRun) -> None:
+    """A few layers of the dense model, data-parallel over all GPUs; every run has a process of its own."""
+    run.numbers["rows"] = {}
+    base = measured_models.of_role(run.machine, run.sizes, "dense", run.sizes.few_layers)
+    run.say(f"{'':24} {'off s':>8} {'on s':>8} {'on/off':>7} {'on - off, MiB':>13} {'of predicted':>12} {'loss':>8}")
+    known: Known = {}
+    for name in SAVINGS:
+        run.part(name, lambda name=name: one_saving(run, name, base, known), least_s=ROW_S)  # type: ignore[misc]
+
+
+def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> None:
+    """A line; a problem where losses differ, or the switch's memory is not as predicted."""
+    config = with_fields(base, SAVINGS[name])
+    if found := config.problems(len(run.machine.gpus)):
+        raise UnrunError(found[0])
+    without, with_it = (refused_or_run(run, each, known, {}) for each in (base, config))
+    row = compared(without, with_it)
+    off, on = (each["measured"]["total"] / each["predicted"]["tensors"] - 1 for each in (without, with_it))
+    run.numbers["rows"][name] = row | {"off": without, "on": with_it, "off_predicted": off, "on_predicted": on}
+    times = f"{row['off_s']:8.4g} {row['on_s']:8.4g} {row['on_s'] / row['off_s']:7.3f}"
+    run.say(f"{name:24} {times} {row['bytes'] / MIB:+13,.0f} {on:+12.1%} {row['loss']:8.1e}")
+    saved = {each: -one["bytes"] for each, one in run.numbers["rows"].items()}
+    best = max(saved, key=lambda each: saved[each])
+    run.headline = f"{len(saved)} compared; {best} saves most, {size(saved[best])}"
+    if name not in OWN_LOSSES and not row["loss"] <= LOSS_BOUND:
+        run.problem(f"{name}: losses differ by {row['loss']:.1e}, more than {LOSS_BOUND:.0e}")
+    if name not in PREDICTED_WITHOUT and not abs(on - off) <= BOUND:
+        run.problem(f"{name}: measured is {on:+.1%} off the prediction, without it {off:+.1%}: more than {BOUND:.0%}")
+
+
+def with_fields(base: RunConfig, fields: Fields) -> RunConfig:
+    """A recipe with some of its fields set."""
+    config = base
+    for path, value in fields.items():
+        section, name = path.split(".")
+        changed: Any = dataclasses.replace(getattr(config, section), **{name: value})
+        config = dataclasses.replace(config, **{section: changed})
+    return config
