@@ -76,9 +76,7 @@ class FullyShardedChunk(_BaseDataParallel):
         self.buffers_held = [one for one in whole if one.tensor not in paths]
         marks = {path: dict(vars(param)) for param, path in paths.items()}
         module._apply(lambda tensor: tensor.float() if tensor.is_meta else tensor)  # buffers stay as they are
-        self.units = shard(
-            module, chunk, parallel, precision, over, CPUOffloadPolicy() if on_host else OffloadPolicy()
-        )
+        self.units = shard(module, chunk, parallel, precision, over, CPUOffloadPolicy() if on_host else OffloadPolicy())
         self.device, self.on_host = ranks.device, on_host
         module._apply(self._with_memory)
         for unit in self.units:  # the first gather moves shards that need padding: what is kept must come after it

@@ -16,7 +16,17 @@ from tests.gpu import measured_models, page, report_text, subject_run
 from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import SIZES
 from tests.gpu.subject_run import SubjectRun, UnrunError
-from tests.gpu.subjects import checkpoint, environment, fusions, layouts, memory, planner, savings, throughput, trainings
+from tests.gpu.subjects import (
+    checkpoint,
+    environment,
+    fusions,
+    layouts,
+    memory,
+    planner,
+    savings,
+    throughput,
+    trainings,
+)
 from tests.gpu.trainings import Training
 from tools.inspect_checkpoint.compare import Comparison
 from training.config.recipe import dump
