@@ -43,6 +43,7 @@ from training.evaluation.tasks import PreparedTasks
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
 from training.manual_gc import ManualGC
+from training.memory.host_room import check_host_room
 from training.memory.measured import MemoryReport, modules_of
 from training.memory.out_of_memory import explain_out_of_memory
 from training.memory.recompute_plan import described_plans, recompute_plans
@@ -121,6 +122,7 @@ def train(
         )  # fmt: skip
         announce(run)
         check_shared(run_dir, ranks)
+        check_host_room(config, shape, ranks)
         heartbeat.enter("load")
         buffers.enter_context(overlap_of_tp(config, shape, ranks))
         chunks, optim = build_parts(config, shape, ranks)

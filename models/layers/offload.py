@@ -9,6 +9,7 @@ or NVLink-C2C, hidden where a block computes longer than its activations travel.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from weakref import ref
 
 import torch
 from megatron.core.models.hybrid.hybrid_model import HybridModel
@@ -63,7 +64,7 @@ class CopyStreams:
         self.to_host, self.to_device = torch.cuda.Stream(), torch.cuda.Stream()
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Kept:
     """One tensor on the host."""
 
@@ -84,7 +85,8 @@ class _Layer:
     """Addresses of their memory."""
     before: "_Layer | None"
     streams: CopyStreams | None
-    kept: list[_Kept] = field(default_factory=list)
+    kept: list[ref[_Kept]] = field(default_factory=list)
+    """The graph owns them: a cycle would hold the host's memory until Python collects garbage."""
     seen: dict[tuple[object, ...], tuple[Tensor, _Kept]] = field(default_factory=dict)
     """Until the layer ends: the tensors themselves, so that no other takes their address meanwhile."""
 
@@ -96,7 +98,7 @@ class _Layer:
             kept.uses += 1
             return kept
         kept = self._copied(tensor)
-        self.kept.append(kept)
+        self.kept.append(ref(kept))
         self.seen[key] = tensor, kept
         return kept
 
@@ -115,7 +117,8 @@ class _Layer:
         """Begin to copy back what is not on its way. Nothing on a CPU."""
         if self.streams is None:
             return
-        stream, waiting = self.streams.to_device, [kept for kept in self.kept if kept.back is None and kept.uses]
+        there = [kept for each in self.kept if (kept := each()) is not None]
+        stream, waiting = self.streams.to_device, [kept for kept in there if kept.back is None and kept.uses]
         for kept in waiting:  # memory of the stream that computes: what it held before is done with there
             kept.back = torch.empty(kept.host.shape, dtype=kept.host.dtype, device="cuda")
         if waiting:

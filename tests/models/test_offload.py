@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,12 @@ def test_what_has_left_is_let_go() -> None:
 
 
 def _let_go(identity: Identity) -> None:
-    """Of a block's own result, which autograd wants again, no one holds the memory once the next block begins."""
+    """Of a block's own result, which autograd wants again, nothing holds the memory once the next block begins; and of
+    its copy on the host, once the backward pass has used it."""
     layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid(), torch.nn.Linear(8, 8)),
                                   torch.nn.Linear(8, 8)])  # fmt: skip
     own, between = offload.Offload([layers[0]], list(layers), torch.device("cpu"), 0), list[Any]()
+    gc.disable()  # which would find cycles, some microbatches later
 
     def noted(_module: object, _inputs: object, output: torch.Tensor) -> None:
         between.append(weakref.ref(output.untyped_storage()))
@@ -105,7 +108,11 @@ def _let_go(identity: Identity) -> None:
         with own.forward_pass() if blocks else contextlib.nullcontext():
             last = layers[1](layers[0](torch.randn(4, 8)))
         assert (between.pop()() is not None) == is_held
+        copies = [one for one in gc.get_objects() if type(one) is offload._Kept]
+        assert bool(copies) == (not is_held)
+        copies.clear()
         last.sum().backward()
+        assert not any(type(one) is offload._Kept for one in gc.get_objects())
 
 
 def _weights_stay(identity: Identity) -> None:

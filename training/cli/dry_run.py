@@ -24,7 +24,7 @@ from training.config.run_config import RunConfig, batch_schedule, learning_sched
 from training.custom.check import check
 from training.memory.layouts import ZERO
 from training.memory.planned import planned_modules
-from training.memory.predicted import bytes_per_parameter, of_stages
+from training.memory.predicted import bytes_per_parameter, of_stages, size
 from training.memory.recompute_plan import described_plans, recompute_plans, recomputed_flops
 from training.memory.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
 
@@ -131,13 +131,13 @@ def _grid(factors: Sequence[tuple[str, int]]) -> list[str]:
     """factors: each axis and its size, the fastest first."""
     terms, groups, step = [], [], 1
     world_size = math.prod(size for _, size in factors)
-    for name, size in factors:
-        if size > 1:
+    for name, number in factors:
+        if number > 1:
             terms.append(name if step == 1 else f"{step} {name}")
-            ranks = range(0, step * size, step)
-            count = _count(world_size // size, "group")
-            groups.append(f"  {name.upper()} {size}: {_series(ranks)} is the first of {count}")
-        step *= size
+            ranks = range(0, step * number, step)
+            count = _count(world_size // number, "group")
+            groups.append(f"  {name.upper()} {number}: {_series(ranks)} is the first of {count}")
+        step *= number
     return [f"rank = {' + '.join(terms) or '0'}", *groups]
 
 
@@ -212,7 +212,14 @@ def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     said = f"  in {unit} on a rank: {_each(found, config, layout)}"
     if config.optimizer.optimizer != "adam":
         said += f", as AdamW's: what {config.optimizer.optimizer} keeps is not known here"
-    return [*lines, said, f"  activations at the peak of a step; {beside}"]
+    lines += [said, f"  activations at the peak of a step; {beside}"]
+    if most := max(part.host for part in held):
+        stage = next(number for number, part in enumerate(held) if part.host == most)
+        lines.append(
+            f"  offloaded to the host: {size(most)} a rank of stage {stage}, times the ranks of a node; torch rounds "
+            "pinned tensors up to powers of two, which adds 44 % on average"
+        )
+    return lines
 
 
 def _products(precision: PrecisionConfig) -> str:

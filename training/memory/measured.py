@@ -45,6 +45,9 @@ class MeasuredBytes(NamedTuple):
     reserved: float
     """By CUDA's allocator."""
     card: float
+    host: float = 0.0
+    """In the host's memory: what torch has pinned at most, each tensor rounded up to a power of two, and what of the
+    optimizer's state is not pinned."""
 
     @property
     def states(self) -> float:
@@ -92,13 +95,15 @@ class MemoryReport(Callback):
     def _say(self) -> None:
         self.said = True
         held = counted(self.chunks, self.optimizer)
-        own = MeasuredBytes(*map(float, held), *self.peak.read(held.total))
+        own = MeasuredBytes(
+            *map(float, held), *self.peak.read(held.total), on_the_host(self.optimizer, self.ranks.device)
+        )
         table = [MeasuredBytes(*row) for row in gathered_rows(own, self.ranks)]
         rank = max(range(len(table)), key=lambda number: (table[number].total, -number))
         stage, world = self.ranks.layout.coordinates(rank).pp, self.ranks.identity.world_size
         expected = of_stage(self.config, world, self.shape, modules_of(self.ranks), stage)
         self.ranks.say(sentence(rank, expected, table[rank], cuda=self.ranks.device.type == "cuda"))
-        names = ("weights", "gradients", "optimizer", "activations", "workspace")
+        names = ("weights", "gradients", "optimizer", "activations", "workspace", "host")
         predicted = {name: getattr(expected, name) for name in names}
         self.note("memory", rank=rank, stage=expected.stage, predicted=predicted, measured=table[rank]._asdict())
 
@@ -118,6 +123,8 @@ def sentence(rank: int, expected: Predicted, found: MeasuredBytes, *, cuda: bool
         counts = ", ".join(f"{name} {size(getattr(found, name))}" for name in names)
         line += f"measured {size(found.total)} ({_off(found.total, expected.tensors)}: {counts})"
         line += f", and {size(found.workspace)} of libraries"
+        if expected.host:
+            line += f"; in the host's memory predicted {size(expected.host)}, measured {size(found.host)}"
         return f"{line}; the allocator keeps {size(found.reserved)} of the card's {size(found.card)}"
     states = expected.tensors - expected.activations
     line += f"measured {size(found.states)} of weights, gradients and optimizer ({_off(found.states, states)})"
@@ -233,6 +240,14 @@ def counted(chunks: Chunks, optimizer: MegatronOptimizer) -> Counted:
         gradients=gradients,
         optimizer=_fresh((one for one in _optimizer_tensors(optimizer) if one.device == parameters[0].device), seen),
     )
+
+
+def on_the_host(optimizer: MegatronOptimizer, device: torch.device) -> float:
+    """``MeasuredBytes.host``: on a CPU nothing is elsewhere."""
+    if device.type == "cpu":
+        return 0.0
+    state = [one for one in _optimizer_tensors(optimizer) if one.device.type == "cpu" and not one.is_pinned()]
+    return float(torch.cuda.host_memory_stats()["allocated_bytes.peak"] + _fresh(state, set()))
 
 
 def _fresh(tensors: Iterable[Tensor], seen: set[int]) -> int:

@@ -32,6 +32,10 @@ GROUP_BYTES = 1.3e9
 from what 72 published peaks hold beyond the tensors that are counted here."""
 SAFE_SHARE = 0.80
 """No run failed whose estimate stayed below this share of the card (arXiv:2411.06465)."""
+SAFE_HOST_SHARE = 0.60
+"""Of the host's memory. Torch rounds each pinned tensor up to a power of two, which adds 44 % where sizes are of all
+magnitudes (1 / ln 2), to activations and to half of the optimizer's bytes; processes, data loaders and copies for
+checkpoints come on top."""
 ROUNDS = 3
 """Of PP microbatches each, after which an interleaved schedule repeats itself."""
 
@@ -47,9 +51,12 @@ class PeakBytes:
     workspace: Column
     stage: Column
     """The fullest pipeline stage."""
+    host: Column
+    """In the host's memory, of the stage that holds most there."""
 
     @property
     def total(self) -> Column:
+        """On the device."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 
@@ -112,7 +119,7 @@ def stage_memory(
     for case in np.flatnonzero(layout.vpp > 1):
         crowded[case] = _crowding(*looked_at[case], int(depths[case]))
     plain, mixtures = plain + depths * (mixtures == 0), mixtures + depths * (mixtures > 0)
-    weights, gradients, optimizer = state_bytes(
+    weights, gradients, optimizer, host = state_bytes(
         (dense, expert), layout, columns.format == FORMATS.index("fp32"), software
     )
     small = (columns.format >= 1) & (columns.format <= 3) & (layout.zero < 3) & (software.by_unit == 0)
@@ -120,11 +127,12 @@ def stage_memory(
     copies = np.where(columns.format == FORMATS.index("fp4"), FP4_COPIES, FP8_COPIES)
     casts = np.where(small & (software.fp8_weights == 0), copies, 0.0) * (dense + expert)
     there, others = (plain, mixtures), _others(own)
-    activations = _activations(columns, number, there, others, crowded, recomputed)
+    activations, of_blocks = _activations(columns, number, there, others, crowded, recomputed)
     away = offloaded_share(columns) * (1 - depths / np.maximum(1, plain + mixtures))  # depths keep theirs
     if np.any(away > 0):
-        least = _activations(columns.recomputing("full"), number, there, others, crowded, AS_LAID_OUT)
+        least, _ = _activations(columns.recomputing("full"), number, there, others, crowded, AS_LAID_OUT)
         activations = activations * (1 - away) + np.minimum(least, activations) * away
+        host = host + away * of_blocks
     return PeakBytes(
         weights=weights + casts,
         gradients=gradients,
@@ -132,6 +140,7 @@ def stage_memory(
         activations=activations + gathered_bytes(columns, number, (dense, expert), plain + mixtures),
         workspace=workspace_bytes(layout) + software.bucket_bytes,
         stage=number,
+        host=np.asarray(host),
     )
 
 
@@ -201,8 +210,10 @@ def _activations(
     others: dict[str, Column],
     crowded: Column,
     recomputed: Recomputed,
-) -> Column:
-    """blocks: without experts, and with; others: those of them that ``_others`` counts. crowded: of each case all of
+) -> tuple[Column, Column]:
+    """At the peak; and what blocks have kept by then for their backward passes.
+
+    blocks: without experts, and with; others: those of them that ``_others`` counts. crowded: of each case all of
     ``Crowding``."""
     plain, mixtures = (
         count - sum((number for kind, number in others.items() if ("E" in kind) == experts), np.zeros(columns.count))
@@ -227,9 +238,11 @@ def _activations(
     at_the_start = np.where(columns.layout.vpp > 1, at_the_start, most - 1)
     lookup = np.where(stage == 0, at_the_start * kept + lookup_bytes(columns), 0.0)
     found = np.maximum(most * kept + working, at_the_end * kept + np.maximum(working, loss))
-    return np.maximum(found, lookup) + passing
+    return np.maximum(found, lookup) + passing, most * kept
 
 
 def _fuller(one: PeakBytes, other: PeakBytes) -> PeakBytes:
     more = other.total > one.total
-    return PeakBytes(*(np.where(more, getattr(other, name), getattr(one, name)) for name in PeakBytes.__slots__))
+    found = PeakBytes(*(np.where(more, getattr(other, name), getattr(one, name)) for name in PeakBytes.__slots__))
+    found.host = np.maximum(one.host, other.host)
+    return found

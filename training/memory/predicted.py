@@ -38,6 +38,8 @@ class Predicted:
     activations: float
     workspace: float
     """Libraries and fragmentation; 0 on a CPU."""
+    host: float
+    """In the host's memory, beside the process and its libraries; the others on the rank's device."""
 
     @property
     def tensors(self) -> float:
@@ -55,8 +57,8 @@ def fullest(planned: Sequence[Planned], shape: GPTShape, modules: Modules) -> li
     columns = columns_of(planned, layouts, shape, modules)
 
     def adjusted(found: PeakBytes) -> PeakBytes:
-        for activations in (_some_recomputed, _within_budgets):
-            found.activations = activations(planned, layouts, shape, modules, found)
+        found.activations, found.host = _some_recomputed(planned, layouts, shape, modules, found)
+        found.activations = _within_budgets(planned, layouts, shape, modules, found)
         return found
 
     found = memory(columns, [shape] * len(layouts), layouts, adjusted)
@@ -84,7 +86,7 @@ def of_stages(
         ]
         chosen = Recomputed(*np.array([plan.memory for plan in own]).T)
     found = stage_memory(columns_of(planned, layouts, shape, modules), stack, layouts, stages, chosen)
-    found.activations = _some_recomputed(planned, layouts, shape, modules, found)
+    found.activations, found.host = _some_recomputed(planned, layouts, shape, modules, found)
     return [_predicted(found, number, modules) for number in range(len(stages))]
 
 
@@ -109,18 +111,20 @@ def _predicted(found: PeakBytes, number: int, modules: Modules) -> Predicted:
         optimizer=float(found.optimizer[number]),
         activations=float(found.activations[number]),
         workspace=float(found.workspace[number]) if modules.cuda else 0.0,
+        host=float(found.host[number]),
     )
 
 
 def _some_recomputed(
     planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules, found: PeakBytes
-) -> Column:
-    """The block method recomputes only the first layers of each chunk: in between, by their share."""
+) -> tuple[Column, Column]:
+    """The block method recomputes only the first layers of each chunk: in between, by their share. Activations, and
+    what is on the host."""
     shares = np.array([_kept_share(each, shape) for each in planned])
     if not np.any(shares > 0):
-        return found.activations
-    whole = _if_recomputed("none", shares > 0, planned, layouts, shape, modules, found)
-    return found.activations * (1 - shares) + whole * shares
+        return found.activations, found.host
+    whole, host = _if_recomputed("none", shares > 0, planned, layouts, shape, modules, found)
+    return found.activations * (1 - shares) + whole * shares, found.host * (1 - shares) + host * shares
 
 
 def _within_budgets(
@@ -131,7 +135,7 @@ def _within_budgets(
     if np.all(np.isinf(budgets)):
         return found.activations
     beside = found.total - found.activations - (0.0 if modules.cuda else found.workspace)
-    least = _if_recomputed("full", np.isfinite(budgets), planned, layouts, shape, modules, found)
+    least, _ = _if_recomputed("full", np.isfinite(budgets), planned, layouts, shape, modules, found)
     return np.clip(budgets - beside, np.minimum(least, found.activations), found.activations)
 
 
@@ -142,14 +146,16 @@ def _budget(train: TrainConfig) -> float:
 def _if_recomputed(
     recompute: Recompute, where: NDArray[np.bool_], planned: Sequence[Planned], layouts: Sequence[Candidate],
     shape: GPTShape, modules: Modules, found: PeakBytes,
-) -> Column:  # fmt: skip
-    """Activations of the same stages if all their blocks were recomputed so; elsewhere as found."""
+) -> tuple[Column, Column]:  # fmt: skip
+    """Activations of the same stages, and what is on the host, if all their blocks were recomputed so; elsewhere as
+    found."""
     at = np.flatnonzero(where).tolist()
     own, stages = [replace(layouts[number], recompute=recompute) for number in at], found.stage[at].astype(int)
     columns = columns_of([planned[number] for number in at], own, shape, modules)
-    activations = found.activations.copy()
-    activations[at] = stage_memory(columns, [BlockStack(shape)] * len(own), own, list(stages)).activations
-    return activations
+    again = stage_memory(columns, [BlockStack(shape)] * len(own), own, list(stages))
+    activations, host = found.activations.copy(), found.host.copy()
+    activations[at], host[at] = again.activations, again.host
+    return activations, host
 
 
 def _kept_share(planned: Planned, shape: GPTShape) -> float:

@@ -32,15 +32,23 @@ class HeldParameters(NamedTuple):
     expert: int
 
 
+HOST_STATE_BYTES = 16
+"""Of a parameter whose optimizer state is on the host: fp32 weight and gradient, and both moments. Copies of gradients
+stay from step to step (HybridDeviceOptimizer's; FSDP2's in torch's cache of pinned memory)."""
+
+
 class States(NamedTuple):
-    """Bytes on a rank throughout a step."""
+    """Bytes of a rank throughout a step."""
 
     weights: float
     gradients: float
     optimizer: float
+    host: float
+    """In the host's memory; the others on the rank's device."""
 
     @property
     def total(self) -> float:
+        """On the device."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -205,9 +213,10 @@ def state_bytes(own: Any, layout: Any, fp32: Any, software: Any) -> list[Any]:
         weight * (1 - (layout.zero == 3) * (1 - here)),
         gradient * (1 - (layout.copies == 1) * (1 - here)),
         rest * here,
+        HOST_STATE_BYTES * software.host_state,
     )
     shared = list(zip(own, (everywhere, apart), strict=True))
     return [
         sum(size * count / (1 + (ranks - 1) * (layout.zero >= zero)) for count, ranks in shared)
-        for size, zero in zip(sizes, (3, 2, 1), strict=True)
+        for size, zero in zip(sizes, (3, 2, 1, 1), strict=True)
     ]

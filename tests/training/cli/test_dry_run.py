@@ -54,6 +54,14 @@ def test_the_plan_of_the_demo() -> None:
     assert "warning" not in text
 
 
+def test_what_is_offloaded_is_printed() -> None:
+    """16 bytes of each of 7 billion parameters over 16 ranks, of the stage that has most."""
+    asked = "--dry_run --model.shape llama3_8b --world_size 16 --train.global_batch_size 16".split()
+    text = plan(*asked, "--optimizer.optimizer_cpu_offload", "true")
+    assert "offloaded to the host: 6.52 GiB a rank of stage 0, times the ranks of a node" in text
+    assert "offloaded" not in plan(*asked)
+
+
 def test_the_plan_is_a_recipe(tmp_path: Path) -> None:
     path = tmp_path / "planned.toml"
     path.write_text(plan(DEMO, "--dry_run", "--world_size", "16", "--train.seed", "7"))
@@ -153,7 +161,7 @@ def test_a_rank_holds_what_the_plan_says(flags: str) -> None:
 )
 def test_bytes_per_parameter(flags: str, expected: tuple[float, float, float]) -> None:
     config = parse_config(["--train.global_batch_size", "8", *flags.split()])
-    assert bytes_per_parameter(config, 4, num_layers=4) == expected
+    assert bytes_per_parameter(config, 4, num_layers=4) == (*expected, 0)
 
 
 def test_the_plan_predicts_what_a_run_does() -> None:

@@ -141,7 +141,13 @@ def test_a_run_says_what_its_fullest_rank_holds(
 def test_a_gpu_compares_its_peak() -> None:
     gib = 2.0**30
     expected = Predicted(
-        stage=1, weights=2 * gib, gradients=4 * gib, optimizer=1 * gib, activations=3 * gib, workspace=5 * gib
+        stage=1,
+        weights=2 * gib,
+        gradients=4 * gib,
+        optimizer=1 * gib,
+        activations=3 * gib,
+        workspace=5 * gib,
+        host=0,
     )
     found = MeasuredBytes(2 * gib, 4 * gib, 1 * gib, 2.5 * gib, gib / 32, 11 * gib, 80 * gib)
     line = sentence(3, expected, found, cuda=True)

@@ -65,6 +65,8 @@ class Hardware:
     """A GPU's share of its node's adapters."""
     nic_latency_s: float
     gpus_per_node: int
+    host_bytes: float
+    """A GPU's share of its node's memory."""
     host_link_bytes_per_s: float
     """Of one GPU, to the host's memory."""
     host_memory_bytes_per_s: float
@@ -112,11 +114,17 @@ def machine(cluster: Cluster, precision: str) -> Hardware:
         nic_bytes_per_s=fabric.nics_per_node * fabric.nic_gb_per_s * 1e9 / node.gpus_per_node,
         nic_latency_s=fabric.latency_us * 1e-6,
         gpus_per_node=node.gpus_per_node,
+        host_bytes=host_share(cluster),
         host_link_bytes_per_s=node.host_link_gb_per_s * 1e9,
         host_memory_bytes_per_s=node.host_memory_gb_per_s * 1e9 / node.gpus_per_node,
         launch_s=0.0 if on_cpu(cluster) else node.launch_us * 1e-6,
         collective_launch_s=0.0 if on_cpu(cluster) else node.collective_launch_us * 1e-6,
     )
+
+
+def host_share(cluster: Cluster) -> float:
+    """Bytes of a node's memory, for each of its GPUs."""
+    return cluster.node.memory_gib * 2**30 / cluster.node.gpus_per_node
 
 
 def sustained(model: str) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from parallel.output import columns
 from tools.plan.search.pricing import SPENT, PricedLayout
 from tools.plan.search.request import PlanRequest
-from training.memory.peak import ATTENTION_AND_MLP
+from training.memory.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE
 
 EXPOSED = ("tp", "dp", "cp", "ep", "p2p")
 MEANING = {
@@ -72,7 +72,11 @@ def details(plan: PricedLayout) -> list[str]:
         f"memory of the fullest rank (stage {plan.fullest_stage}): {plan.total_bytes / 2**30:.1f} GiB of "
         f"{plan.memory_bytes / 2**30:.0f}, of which"
     )
-    return lines + columns([(f"{size / 2**30:.1f} GiB", name) for name, size in plan.held_bytes.items()], left=(1,))
+    lines += columns([(f"{size / 2**30:.1f} GiB", name) for name, size in plan.held_bytes.items()], left=(1,))
+    if plan.host_bytes:
+        share = plan.host_memory_bytes / 2**30
+        lines.append(f"in the host's memory: {plan.host_bytes / 2**30:.1f} GiB of each rank's share of {share:.0f}")
+    return lines
 
 
 def against(plan: PricedLayout, best: PricedLayout) -> list[str]:
@@ -95,7 +99,7 @@ def switches(plan: PricedLayout, others: Sequence[tuple[str, PricedLayout, bool]
     rows = []
     for words, other, accepted in others:
         share, size = other.step_s / plan.step_s - 1, other.total_bytes / 2**30
-        found = [] if other.fits else ["does not fit"]
+        found = [] if other.fits else ["does not fit" if other.fits_host else "does not fit the host"]
         found += [] if accepted else ["refused"]
         rows.append((words, f"{other.step_s:.4g} s", f"{share:+.1%}", f"{size:.1f} GiB", ", ".join(found)))
     return ["the same with one switch the other way:", *columns(rows, left=(0, 4))]
@@ -104,7 +108,13 @@ def switches(plan: PricedLayout, others: Sequence[tuple[str, PricedLayout, bool]
 def verdict(plan: PricedLayout) -> list[str]:
     """Whether it can be run at all."""
     found = []
-    if not plan.fits:
+    if not plan.fits_host:
+        found.append(
+            f"rejected: {plan.host_bytes / 2**30:.1f} GiB of a rank in the host's memory are more than "
+            f"{SAFE_HOST_SHARE:.0%} of its share of a node, {plan.host_memory_bytes / 2**30:.0f} GiB; torch rounds "
+            "pinned tensors up to powers of two, and processes, data and checkpoints need the rest. Offload less."
+        )
+    if not plan.fits_card:
         found.append(
             f"rejected: {plan.total_bytes / 2**30:.1f} GiB are more than 80 % of the card's "
             f"{plan.memory_bytes / 2**30:.0f} GiB; above that published runs ran out of memory."

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from models.parameters import num_parameters
 from tools.clusters import Cluster
-from tools.plan.cost.hardware import precisions
+from tools.plan.cost.hardware import host_share, precisions
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import price
 from tools.plan.search.request import PlanRequest
-from training.memory.peak import SAFE_SHARE
+from training.memory.peak import SAFE_HOST_SHARE, SAFE_SHARE
 
 LARGEST = 65536
 """GPUs beyond which no cluster is offered."""
@@ -21,10 +21,6 @@ TRIED = (
 )
 STATE_BYTES = 16
 """Of weights, gradients and optimizer, a parameter, at the least: fp32's, and those of shards; others have 18."""
-
-HOST_BYTES = 12
-"""Of these, what may lie on the host (optimizer.optimizer_cpu_offload). Shards could leave a GPU whole; but what a
-host then holds is not predicted, nor compared with its node.memory_gib: each GPU is asked to hold the rest."""
 
 
 def gpu_counts(cluster: Cluster) -> Iterator[int]:
@@ -38,11 +34,12 @@ def gpu_counts(cluster: Cluster) -> Iterator[int]:
 
 
 def fewest(question: PlanRequest) -> int | None:
-    """GPUs on which some layout fits; none of fewer GPUs does, of those with room for ``STATE_BYTES`` less what the
-    optimizer leaves to the host."""
+    """GPUs on which some layout fits; none of fewer GPUs does, of those with room for ``STATE_BYTES``: on the card, and
+    where the optimizer is offloaded in their share of the node's memory."""
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
-    bytes_each = STATE_BYTES - HOST_BYTES * question.optimizer.optimizer_cpu_offload
-    least = bytes_each * num_parameters(question.shape) / room
+    if question.optimizer.optimizer_cpu_offload:
+        room += SAFE_HOST_SHARE * host_share(question.cluster)
+    least = STATE_BYTES * num_parameters(question.shape) / room
     counts = (count for count in gpu_counts(question.cluster) if count >= least)
     return next((count for count in counts if fits(dataclasses.replace(question, num_gpus=count))), None)
 

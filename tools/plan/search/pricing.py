@@ -13,12 +13,12 @@ from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants, Interval, fitted, interval
-from tools.plan.cost.hardware import card_age, machine, on_cpu
+from tools.plan.cost.hardware import card_age, host_share, machine, on_cpu
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.search.request import PlanRequest
 from training.memory.cases import Column
 from training.memory.layouts import Candidate, Zero
-from training.memory.peak import ATTENTION_AND_MLP, SAFE_SHARE, PeakBytes, memory
+from training.memory.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE, SAFE_SHARE, PeakBytes, memory
 from training.memory.planned import kept_state
 from training.memory.software import OURS, Software, sharded
 from training.memory.states import BlockStack, HeldParameters, states
@@ -43,15 +43,29 @@ class PricedLayout:
     interval: Interval
     memory_bytes: float
     """Of the card."""
+    host_bytes: float
+    """Of a rank in its node's memory: what is offloaded."""
+    host_memory_bytes: float
+    """A rank's share of that memory."""
 
     @property
     def total_bytes(self) -> float:
         return sum(self.held_bytes.values())
 
     @property
-    def fits(self) -> bool:
+    def fits_card(self) -> bool:
         """Below the share of the card that no published run failed at."""
         return self.total_bytes <= SAFE_SHARE * self.memory_bytes
+
+    @property
+    def fits_host(self) -> bool:
+        """Below the safe share of the node's memory."""
+        return self.host_bytes <= SAFE_HOST_SHARE * self.host_memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """The card and the host."""
+        return self.fits_card and self.fits_host
 
     @property
     def bubble(self) -> float:
@@ -124,6 +138,7 @@ def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candid
     """
     whole = BlockStack(question.shape).held(Candidate(), 0)
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
+    host_room = SAFE_HOST_SHARE * host_share(question.cluster)
     fits: dict[tuple[object, ...], bool] = {}
     own = {zero: asked_program(question, "bf16", zero) for zero in ZEROS}
 
@@ -132,7 +147,8 @@ def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candid
         if key not in fits:
             ranks = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
             share = HeldParameters(whole.dense // ranks[0], whole.expert // ranks[1])
-            fits[key] = 0.9 * states(share, replace(layout, zero=zero), own[zero]).total <= room
+            held = states(share, replace(layout, zero=zero), own[zero])
+            fits[key] = 0.9 * held.total <= room and 0.9 * held.host <= host_room
         return fits[key]
 
     found, leaner = [], []
@@ -213,8 +229,10 @@ def _fastest(
     for start in range(0, len(order), BLOCK):
         block = [int(number) for number in order[start : start + BLOCK]]
         held = _memory(question, [cases[number] for number in block])
-        for number, size, gradients in zip(block, held.total, held.gradients, strict=True):
+        for number, size, gradients, host in zip(block, held.total, held.gradients, held.host, strict=True):
             room = SAFE_SHARE * cases[number].machine.memory_bytes
+            if host > SAFE_HOST_SHARE * cases[number].machine.host_bytes:
+                continue
             if size > room:
                 leaner += [cases[number].layout] if size - gradients <= room else []
                 continue
@@ -241,6 +259,8 @@ def _plan(
         mfu=rate * flops / case.machine.peak_flops,
         interval=interval(_kind(case.model)),
         memory_bytes=case.machine.memory_bytes,
+        host_bytes=float(held.host[place]),
+        host_memory_bytes=case.machine.host_bytes,
     )
 
 

@@ -14,6 +14,7 @@ from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.recipe import problems
 from tools.plan.search.request import AXES, SWITCHES, PlanRequest
 from training.memory.layouts import Candidate
+from training.memory.peak import SAFE_HOST_SHARE, SAFE_SHARE
 
 MORE = 64
 """Times the GPUs that were asked for, up to which more are looked for."""
@@ -136,10 +137,17 @@ def _replica_counts(question: PlanRequest) -> list[int]:
 def nothing_fits(question: PlanRequest, plans: list[PricedLayout]) -> UserError:
     """The error for a question whose layouts all need too much memory: how many GPUs would do, or what to lift."""
     least = min(plans, key=lambda plan: plan.total_bytes)
+    asked = f"{question.model.shape} fits nowhere on {question.num_gpus:,} x {question.cluster.gpu.name}"
+    if least.fits_card:
+        least = min((plan for plan in plans if plan.fits_card), key=lambda plan: plan.host_bytes)
+        share = f"{least.host_memory_bytes / 2**30:.0f} GiB, a GPU's share of its node, {SAFE_HOST_SHARE:.0%} are safe"
+        return UserError(
+            f"{asked}: of those that fit the card, the leanest layout ({least.layout}) leaves "
+            f"{least.host_bytes / 2**30:.0f} GiB of each rank to the host's memory; of {share}. {_fix(question)}"
+        )
     return UserError(
-        f"{question.model.shape} fits nowhere on {question.num_gpus:,} x {question.cluster.gpu.name}: the leanest "
-        f"layout ({least.layout}) needs {least.total_bytes / 2**30:.0f} GiB of {least.memory_bytes / 2**30:.0f} GiB, "
-        f"of which 80 % are safe. {_fix(question)}"
+        f"{asked}: the leanest layout ({least.layout}) needs {least.total_bytes / 2**30:.0f} GiB of "
+        f"{least.memory_bytes / 2**30:.0f} GiB, of which {SAFE_SHARE:.0%} are safe. {_fix(question)}"
     )
 
 

@@ -89,11 +89,13 @@ def _what_pays(
         return
     share = max((plan.flops / plan.most_flops for plan in plans if plan.flops), default=0.0)
     spent = {name: (1 - share) * kept.spent_s[name] + share * again.spent_s[name] for name in SPENT}
-    held = max(of_stages(*asked, range(layout.pp)), key=lambda stage: stage.total)
+    stages = of_stages(*asked, range(layout.pp))
+    held = max(stages, key=lambda stage: stage.total)
     speed = kept.step_s / sum(spent.values())
     found = dataclasses.replace(
         kept, step_s=kept.step_s / speed, spent_s=spent, held_bytes={name: getattr(held, name) for name in HELD},
-        fullest_stage=held.stage, tokens_per_s_per_gpu=kept.tokens_per_s_per_gpu * speed, mfu=kept.mfu * speed,
+        fullest_stage=held.stage, host_bytes=max(stage.host for stage in stages),
+        tokens_per_s_per_gpu=kept.tokens_per_s_per_gpu * speed, mfu=kept.mfu * speed,
     )  # fmt: skip
     yield f"recompute {config.train.recompute}", found, True
 

@@ -1,0 +1,70 @@
+"""Whether each node's memory has room for what its ranks offload to it."""
+
+import os
+from typing import NamedTuple
+
+from models.shapes import GPTShape
+from parallel import host_memory
+from parallel.errors import SharedMistake
+from parallel.groups import Ranks
+from parallel.launch import node_name
+from training.checkpoint.agreement import gathered
+from training.config.run_config import RunConfig
+from training.memory.measured import modules_of
+from training.memory.peak import SAFE_HOST_SHARE
+from training.memory.predicted import of_stage, size
+
+
+class RankShare(NamedTuple):
+    """Of one rank."""
+
+    node: str
+    offloaded: float
+    """Bytes, predicted."""
+    total: float
+    """Of its node's memory, or of the control group that it runs in."""
+
+
+def check_host_room(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
+    """Before anything is built; one collective where something is offloaded. Warns where it is more than is safe.
+
+    Raises SharedMistake where a node has less memory than its ranks' tensors take, without anything else.
+    """
+    if ranks.device.type == "cpu" or not offloads(config):
+        return
+    own = of_stage(config, ranks.identity.world_size, shape, modules_of(ranks), ranks.at.pp)
+    share = RankShare(node_name(os.environ), own.host, host_memory.total_bytes())
+    if found := lacking(gathered([share], ranks)):
+        node, needed, total = found
+        text = (
+            f"{node} has {size(total)} of memory, and its ranks are to offload {size(needed)} to it "
+            f"({', '.join(offloads(config))})"
+        )
+        remedy = "Offload less, or use more nodes; --dry_run shows the bytes of a rank."
+        if needed > total:
+            raise SharedMistake(f"{text}. {remedy}")
+        ranks.say(
+            f"warning: {text}: more than {SAFE_HOST_SHARE:.0%}, which are safe. Torch rounds pinned tensors up to "
+            f"powers of two; processes, data and checkpoints come on top. {remedy}"
+        )
+
+
+def offloads(config: RunConfig) -> list[str]:
+    """The fields that offload what is predicted."""
+    found = ["optimizer.optimizer_cpu_offload"] if config.optimizer.optimizer_cpu_offload else []
+    return found + (["train.cpu_offloading_num_layers"] if config.train.cpu_offloading_num_layers else [])
+
+
+def lacking(shares: list[RankShare]) -> RankShare | None:
+    """The node with the least room of those with less than is safe: its name, all its ranks' bytes, its memory."""
+    nodes = dict.fromkeys(share.node for share in shares)
+    sums = [
+        RankShare(
+            node,
+            sum(share.offloaded for share in shares if share.node == node),
+            min(share.total for share in shares if share.node == node),
+        )
+        for node in nodes
+    ]
+    short = [each for each in sums if each.offloaded > SAFE_HOST_SHARE * each.total]
+    return max(short, key=lambda each: each.offloaded / each.total, default=None)
