@@ -143,7 +143,8 @@ class _ForwardPass:
     def begin(self, weights: set[int]) -> None:
         """What is saved from now on is of another layer."""
         self.end()
-        self.layer = self.last = _Layer(weights, self.last, self.streams)
+        before = self.last if self.last is None or self.last.kept else self.last.before  # recomputed, it keeps nothing
+        self.layer = self.last = _Layer(weights, before, self.streams)
 
     def end(self) -> None:
         """What is saved from now on stays."""

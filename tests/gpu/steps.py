@@ -48,7 +48,7 @@ def measure(
             peak.after_step(number)
             losses.append(result.loss)
         held = counted(chunks, optim)
-        found = MeasuredBytes(*map(float, held), *peak.read(held.total), on_the_host(optim, ranks.device))
+        found = MeasuredBytes(*map(float, held), *peak.read(held.total))._replace(host=on_the_host(optim, ranks.device))
         expected = of_stage(config, identity.world_size, shape, modules_of(ranks), ranks.at.pp)
         name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     step_s = statistics.median(times_s[warmup_steps:])

@@ -16,7 +16,8 @@ def noted_unpack(kept: Any) -> Any:
 
 def noted_fetch(layer: Any) -> None:
     global said
-    if not said and layer not in asking and any(kept.back is None and kept.uses for kept in layer.kept):
+    there = [kept for each in layer.kept if (kept := each()) is not None]
+    if not said and layer not in asking and any(kept.back is None and kept.uses for kept in there):
         said = True
         print("fetched ahead", flush=True)
     fetch(layer)

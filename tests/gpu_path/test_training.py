@@ -176,6 +176,28 @@ def test_activations_wait_on_the_host(
     assert_same(tmp_path, on_the_cpu(shape))
 
 
+FULL = ("--train.recompute_granularity", "full", "--train.recompute_num_layers", "1", "--train.recompute_method")
+RECOMPUTED = {
+    "mlp": ("--train.recompute_granularity", "selective", "--train.recompute_modules", "mlp"),
+    "uniform": (*FULL, "uniform"),
+    "block": (*FULL, "block"),
+}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("again", RECOMPUTED)
+@pytest.mark.parametrize(
+    "layout, order", [("", "late"), ("pp2vpp2", "late"), ("dp2zero3", "random"), ("tp2sp", "late")]
+)
+def test_what_is_recomputed_waits_on_the_host_as_well(
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, order: Order, again: str
+) -> None:
+    """Of a block that is recomputed its input; the backward pass keeps the rest on the device."""
+    printed = device.train(Training(layout=layout), tmp_path, offloading(order), (*OFFLOADED, *RECOMPUTED[again]))
+    assert "fetched ahead" in printed or (layout, again) == ("pp2vpp2", "uniform")  # a block a chunk: one tensor
+    assert_same(tmp_path, on_the_cpu("debug"))
+
+
 @pytest.mark.parametrize(
     "mutant, order",
     [("offload_not_awaited_on_the_way_back", "late"),

@@ -214,9 +214,9 @@ def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
         said += f", as AdamW's: what {config.optimizer.optimizer} keeps is not known here"
     lines += [said, f"  activations at the peak of a step; {beside}"]
     if most := max(part.host for part in held):
-        stage = next(number for number, part in enumerate(held) if part.host == most)
+        fullest = next(number for number, part in enumerate(held) if part.host == most)
         lines.append(
-            f"  offloaded to the host: {size(most)} a rank of stage {stage}, times the ranks of a node; torch rounds "
+            f"  offloaded to the host: {size(most)} a rank of stage {fullest}, times the ranks of a node; torch rounds "
             "pinned tensors up to powers of two, which adds 44 % on average"
         )
     return lines

@@ -95,9 +95,8 @@ class MemoryReport(Callback):
     def _say(self) -> None:
         self.said = True
         held = counted(self.chunks, self.optimizer)
-        own = MeasuredBytes(
-            *map(float, held), *self.peak.read(held.total), on_the_host(self.optimizer, self.ranks.device)
-        )
+        host = on_the_host(self.optimizer, self.ranks.device)
+        own = MeasuredBytes(*map(float, held), *self.peak.read(held.total))._replace(host=host)
         table = [MeasuredBytes(*row) for row in gathered_rows(own, self.ranks)]
         rank = max(range(len(table)), key=lambda number: (table[number].total, -number))
         stage, world = self.ranks.layout.coordinates(rank).pp, self.ranks.identity.world_size
