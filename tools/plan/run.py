@@ -186,6 +186,8 @@ def asked(flags: RequestFlags, base: RunConfig | None) -> PlanRequest:
         optimizer=OptimizerConfig() if base is None else base.optimizer,
         cross_entropy_chunk_tokens=None if base is None else base.train.cross_entropy_chunk_tokens,
         cpu_offloading_num_layers=0 if base is None else base.train.cpu_offloading_num_layers,
+        offload_modules=() if base is None else base.train.offload_modules,
+        activation_offload_fraction=1.0 if base is None else base.train.activation_offload_fraction,
     )
     _check(question)
     return question

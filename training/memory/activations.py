@@ -251,19 +251,31 @@ def _attention_bytes(columns: MemoryColumns) -> Column:
     """Queries, keys, values, and what attention returns, which the products in eight bits and fewer keep no second time
     (megatron-core 0.19.2, transformer/attention.py:443), but for delayed scales: as all fp8 with a scale a tensor is
     taken here."""
+    through, latents = through_bytes(columns)
+    scale = SOFTMAX_BYTES * tokens(columns) * columns.model.heads / columns.layout.tp
+    return through + latents + returned_bytes(columns) + scale
+
+
+def through_bytes(columns: MemoryColumns) -> tuple[Column, Column]:
+    """Queries, keys and values; and latents, down-projected, before the norms and after."""
     model, layout, rows = columns.model, columns.layout, tokens(columns)
-    latent = sum((n for n, _ in columns.matrices[:3:2]), np.zeros(columns.count))  # down-projected, before the norms
+    latent = sum((n for n, _ in columns.matrices[:3:2]), np.zeros(columns.count))
     width = element_bytes(columns)
     is_latent = columns.matrices[3][0] > 0
     latent = np.where(is_latent, (width + product_input_bytes(columns)) * latent, 0.0)
-    returned = model.attention_width - model.query_width
-    values = np.where(is_latent, returned, model.kv_width)
+    values = np.where(is_latent, model.attention_width - model.query_width, model.kv_width)
     through = width * (model.query_width + model.kv_width + values)
     # what the norms have read, which in latent attention are the latents'
     normed = np.where(is_latent, 0.0, width * (model.query_width + model.kv_width) * model.query_norms)
     through = np.where(is_latent & (columns.software.recomputes_latents > 0), 0.0, through + normed)
-    returned = (width + (columns.format == FORMATS.index("fp8"))) * returned
-    return rows * ((through + returned) / layout.tp + latent + SOFTMAX_BYTES * model.heads / layout.tp)
+    return rows * through / layout.tp, rows * latent
+
+
+def returned_bytes(columns: MemoryColumns) -> Column:
+    """What attention returns."""
+    model = columns.model
+    width = element_bytes(columns) + (columns.format == FORMATS.index("fp8"))
+    return tokens(columns) * width * (model.attention_width - model.query_width) / columns.layout.tp
 
 
 def _mlp_bytes(columns: MemoryColumns, inner: Column) -> Column:
@@ -289,17 +301,19 @@ def _expert_bytes(columns: MemoryColumns) -> Column:
     width, read = element_bytes(columns), product_input_bytes(columns)
     second = np.where(columns.software.recomputes_expert_activation > 0, 0.0, read)
     inner = (width * (1 + model.gated) + second) * model.expert_ffn / layout.etp
-    own = _sent(columns) * (read * model.expert_hidden + inner)
+    own = sent_tokens(columns) * (read * model.expert_hidden + inner)
     return own + _mlp_bytes(columns, model.shared_ffn) + 4 * tokens(columns) / layout.tp * 2 * model.experts
 
 
 def _expert_working(columns: MemoryColumns) -> Column:
     """The gradients of what experts read, and of their first product."""
     model, width = columns.model, element_bytes(columns)
-    return width * _sent(columns) * (model.expert_hidden + (1 + model.gated) * model.expert_ffn / columns.layout.etp)
+    return (
+        width * sent_tokens(columns) * (model.expert_hidden + (1 + model.gated) * model.expert_ffn / columns.layout.etp)
+    )
 
 
-def _sent(columns: MemoryColumns) -> Column:
+def sent_tokens(columns: MemoryColumns) -> Column:
     """Tokens that the experts of a rank get of a microbatch, in balance."""
     layout = columns.layout
     return tokens(columns) / layout.tp * columns.model.topk * layout.etp

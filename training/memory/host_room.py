@@ -52,7 +52,8 @@ def check_host_room(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
 def offloads(config: RunConfig) -> list[str]:
     """The fields that offload what is predicted."""
     found = ["optimizer.optimizer_cpu_offload"] if config.optimizer.optimizer_cpu_offload else []
-    return found + (["train.cpu_offloading_num_layers"] if config.train.cpu_offloading_num_layers else [])
+    found += ["train.cpu_offloading_num_layers"] if config.train.cpu_offloading_num_layers else []
+    return found + (["train.offload_modules"] if config.train.offload_modules else [])
 
 
 def lacking(shares: list[RankShare]) -> RankShare | None:

@@ -22,6 +22,7 @@ from training.memory.cases import FORMATS, Column, ColumnGroup, MemoryColumns, t
 from training.memory.gathered import gathered_bytes
 from training.memory.layouts import Candidate
 from training.memory.mixers import ATTENTION_AND_MLP, kind_bytes
+from training.memory.offloaded_modules import offloaded_bytes
 from training.memory.stage_parameters import FP4_COPIES, FP8_COPIES
 from training.memory.states import Blocks, BlockStack, state_bytes
 
@@ -127,6 +128,9 @@ def stage_memory(
     copies = np.where(columns.format == FORMATS.index("fp4"), FP4_COPIES, FP8_COPIES)
     casts = np.where(small & (software.fp8_weights == 0), copies, 0.0) * (dense + expert)
     there, others = (plain, mixtures), _others(own)
+    if np.any(software.offloaded_modules > 0):
+        recomputed, sent = _with_modules_offloaded(columns, there, others, recomputed)
+        host = host + in_flight(columns, number) * crowded.T[0] * sent
     activations, of_blocks = _activations(columns, number, there, others, crowded, recomputed)
     away = offloaded_share(columns) * (1 - depths / np.maximum(1, plain + mixtures))  # depths keep theirs
     if np.any(away > 0):
@@ -142,6 +146,33 @@ def stage_memory(
         stage=number,
         host=np.asarray(host),
     )
+
+
+def _with_modules_offloaded(
+    columns: MemoryColumns, blocks: tuple[Column, Column], others: dict[str, Column], recomputed: Recomputed
+) -> tuple[Recomputed, Column]:
+    """What a stage keeps less of a microbatch, and sends to the host: of blocks of attention and an MLP, or experts.
+
+    Two blocks are on the GPU at the peak: the one whose backward pass runs, and the one before it, on its way back; and
+    depths of multi-token prediction. On the host stays what the first iteration has sent, which is everything, in
+    megatron-core's pool of pinned memory.
+    """
+    counts = _attention_and_mlp(columns, blocks, others)
+    dense, experts = (offloaded_bytes(columns, experts=experts) for experts in (False, True))
+    freed, sent = (counts[0] * one + counts[1] * other for one, other in zip(dense, experts, strict=True))
+    back = freed * np.minimum(1.0, (2 + columns.model.extra_heads) / np.maximum(1, blocks[0] + blocks[1]))
+    return Recomputed(recomputed.spared + freed, recomputed.largest + back), sent
+
+
+def _attention_and_mlp(
+    columns: MemoryColumns, blocks: tuple[Column, Column], others: dict[str, Column]
+) -> tuple[Column, Column]:
+    """blocks without those that ``others`` counts."""
+    plain, mixtures = (
+        count - sum((number for kind, number in others.items() if ("E" in kind) == experts), np.zeros(columns.count))
+        for count, experts in zip(blocks, (False, True), strict=True)
+    )
+    return plain, mixtures
 
 
 def offloaded_share(columns: MemoryColumns) -> Column:
@@ -215,10 +246,7 @@ def _activations(
 
     blocks: without experts, and with; others: those of them that ``_others`` counts. crowded: of each case all of
     ``Crowding``."""
-    plain, mixtures = (
-        count - sum((number for kind, number in others.items() if ("E" in kind) == experts), np.zeros(columns.count))
-        for count, experts in zip(blocks, (False, True), strict=True)
-    )
+    plain, mixtures = _attention_and_mlp(columns, blocks, others)
     dense, experts = block_bytes(columns, experts=False), block_bytes(columns, experts=True)
     kept = plain * dense.kept + np.where(mixtures > 0, mixtures * experts.kept, 0.0)
     working = np.maximum(np.where(plain > 0, dense.working, 0.0), np.where(mixtures > 0, experts.working, 0.0))

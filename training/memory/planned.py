@@ -14,6 +14,7 @@ from training.config.run_config import RunConfig, batch_schedule
 from training.config.train_config import TrainConfig
 from training.memory.cases import MemoryCase, MemoryColumns
 from training.memory.layouts import ZERO, Candidate, Recompute
+from training.memory.offloaded_modules import encoded
 from training.memory.software import OURS, Software, sharded
 
 
@@ -60,6 +61,8 @@ def program(config: RunConfig, modules: Modules) -> Software:
         fp8_weights=config.precision.fp8_param_gather,
         loss_chunk_tokens=config.train.cross_entropy_chunk_tokens or math.inf,
         offloaded_blocks=config.train.cpu_offloading_num_layers if modules.cuda else 0,
+        offloaded_modules=encoded(config.train.offload_modules),
+        offloaded_module_share=config.train.activation_offload_fraction,
         **kept_state(config.optimizer),
     )
     return sharded(own, ZERO[config.parallel.sharding])

@@ -44,6 +44,10 @@ class Software:
     offloaded_blocks: int = 0
     """Of each pipeline chunk, the first ones: blocks whose activations wait in the host's memory
     (train.cpu_offloading_num_layers)."""
+    offloaded_modules: int = 0
+    """Modules whose inputs wait in the host's memory (train.offload_modules), by ``offloaded_modules.encoded``."""
+    offloaded_module_share: float = 1.0
+    """Of these, what is sent (train.activation_offload_fraction)."""
     loss_chunk_tokens: float = math.inf
     """Tokens whose logits are there at once (train.cross_entropy_chunk_tokens)."""
     keeps_fp32_gradients: bool = True

@@ -13,7 +13,7 @@ from tools.plan.search.gpu_counts import fewest
 from tools.plan.search.pricing import PricedLayout, holdable, price
 from tools.plan.search.recipe import configuration
 from tools.plan.search.request import PlanRequest
-from tools.plan.search.switches import activations_on_the_host, kept_on_the_host, switched
+from tools.plan.search.switches import activations_on_the_host, kept_on_the_host, modules_on_the_host, switched
 from training.memory.layouts import Candidate
 from training.memory.planned import planned_modules
 from training.memory.predicted import of_stages
@@ -51,6 +51,34 @@ def test_a_plan_offloads_what_its_recipe_does(layout: Candidate) -> None:
     states = plan_of(offloading(), layout)
     assert states.host_bytes > 16 * num_parameters(asked.shape) / 8 * 0.99
     assert plan.host_bytes > states.host_bytes + GIB
+
+
+@pytest.mark.parametrize("name, layout", [
+    ("llama3_8b", Candidate(tp=2, dp=4, microbatches=16)),
+    ("qwen3_30b_a3b", Candidate(ep=8, dp=8, microbatches=8)),
+    ("deepseek_v2_lite", Candidate(ep=8, dp=8, microbatches=8)),
+])  # fmt: skip
+def test_modules_are_offloaded_as_their_recipe_does(name: str, layout: Candidate) -> None:
+    """Less on the card and more on the host. Over PCIe a block of experts is shorter than its bytes travel, a dense one
+    longer; NVLink-C2C hides more."""
+    asked = question(name, gpus=8, batch=64, seq=8192)
+    plan = plan_of(asked, layout)
+    found = {words: (other, accepted) for words, other, accepted in switched(asked, plan)}
+    other, accepted = found["modules on the host"]
+    away = modules_on_the_host(asked, layout)
+    config = configuration(away, layout)
+    assert accepted and config.problems(8) == [] and config.train.offload_modules == away.offload_modules
+    assert {"core_attn", "attn_proj", "qkv_linear"} <= set(away.offload_modules)
+    assert ("expert_fc1" in away.offload_modules) == bool(asked.shape.num_moe_experts)
+    stages = of_stages(config, 8, asked.shape, planned_modules(config), range(layout.pp))
+    fullest = max(stages, key=lambda stage: stage.total)
+    assert other.total_bytes == pytest.approx(fullest.total, rel=1e-9)
+    assert other.host_bytes == pytest.approx(max(stage.host for stage in stages), rel=1e-9)
+    assert 0 < plan.total_bytes - other.total_bytes < other.host_bytes
+    assert (other.spent_s["offload"] > 0) == bool(asked.shape.num_moe_experts) and plan.spent_s["offload"] == 0
+    near = question(name, "gb200", gpus=8, batch=64, seq=8192)
+    (there,) = price(modules_on_the_host(near, layout), [layout])
+    assert there.spent_s["offload"] <= other.spent_s["offload"] / 2
 
 
 def test_it_fits_where_card_and_host_have_the_room() -> None:

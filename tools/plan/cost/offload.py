@@ -4,7 +4,8 @@ import numpy as np
 
 from tools.plan.cost.cases import PricedColumns
 from training.memory.cases import Column
-from training.memory.mixers import kind_bytes
+from training.memory.mixers import ATTENTION_AND_MLP, kind_bytes
+from training.memory.offloaded_modules import offloaded_bytes
 from training.memory.peak import offloaded_share
 
 
@@ -19,10 +20,19 @@ def offload_s(columns: PricedColumns, kind: str, forward: Column, backward: Colu
     whose activations stay, are priced as blocks are. No run was measured.
     """
     share, machine = offloaded_share(columns), columns.machine
-    if not np.any(share > 0):
-        return np.zeros(columns.count)
     rate = np.minimum(machine.host_link_bytes_per_s, machine.host_memory_bytes_per_s)
+    found = _of_modules_s(columns, kind, rate, forward, backward)
+    if not np.any(share > 0):
+        return found
     travel = kind_bytes(columns, kind).kept / rate
     out, back = (np.maximum(0.0, travel - computes) for computes in (forward, backward))
     in_a_chunk = columns.model.layers / (columns.layout.pp * columns.layout.vpp)
-    return np.where(share > 0, share * (out + back) + (travel - back) / in_a_chunk, 0.0)
+    return found + np.where(share > 0, share * (out + back) + (travel - back) / in_a_chunk, 0.0)
+
+
+def _of_modules_s(columns: PricedColumns, kind: str, rate: Column, forward: Column, backward: Column) -> Column:
+    """The same of train.offload_modules: of every block but the last, whose bytes stay."""
+    if kind not in ATTENTION_AND_MLP or not np.any(columns.software.offloaded_modules > 0):
+        return np.zeros(columns.count)
+    travel = offloaded_bytes(columns, experts="E" in kind).sent / rate
+    return np.maximum(0.0, travel - forward) + np.maximum(0.0, travel - backward)

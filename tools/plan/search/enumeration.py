@@ -45,7 +45,7 @@ def _candidates(question: PlanRequest) -> Iterator[Candidate]:
     formats = _formats(question)
     again = [name for name in _recomputations(shape) if question.fixed.get("recompute", name) == name]
     sharded = cast(list[Zero], question.choices("zero", [1, 3]))
-    streams = 1 if question.cpu_offloading_num_layers else STREAMS
+    streams = 1 if question.cpu_offloading_num_layers or question.offload_modules else STREAMS
     for grid in _grids(question):
         kept = again if _may_fit(question, grid, streams) or "mbs" in question.fixed else again[-1:]
         sizes: dict[str, Any] = {name: getattr(grid, name) for name in Candidate.__slots__}  # twice as fast as replace

@@ -18,6 +18,7 @@ from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.search.request import PlanRequest
 from training.memory.cases import Column
 from training.memory.layouts import Candidate, Zero
+from training.memory.offloaded_modules import encoded
 from training.memory.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE, SAFE_SHARE, PeakBytes, memory
 from training.memory.planned import kept_state
 from training.memory.software import OURS, Software, sharded
@@ -194,7 +195,13 @@ def asked_program(question: PlanRequest, precision: str, zero: Zero) -> Software
     kept = kept_state(question.optimizer) if zero >= 1 else {}
     pieces = question.cross_entropy_chunk_tokens or math.inf
     away = 0 if on_cpu(question.cluster) else question.cpu_offloading_num_layers
-    return sharded(replace(own, loss_chunk_tokens=pieces, offloaded_blocks=away, **kept), zero)
+    modules = 0 if on_cpu(question.cluster) else encoded(question.offload_modules)
+    return sharded(
+        replace(
+            own, loss_chunk_tokens=pieces, offloaded_blocks=away, offloaded_modules=modules,
+            offloaded_module_share=question.activation_offload_fraction, **kept,
+        ), zero,
+    )  # fmt: skip
 
 
 def constants(cluster: Cluster) -> Constants:

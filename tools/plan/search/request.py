@@ -9,6 +9,7 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from tools.clusters import Cluster
 from training.config.optimizer_config import OptimizerConfig
+from training.config.train_config import OffloadModule
 from training.memory.layouts import Candidate
 
 SWITCHES = ("sequence_parallel", "overlap")
@@ -35,6 +36,10 @@ class PlanRequest:
     """Of that recipe, too."""
     cpu_offloading_num_layers: int = 0
     """The same."""
+    offload_modules: tuple[OffloadModule, ...] = ()
+    """The same: of train.fine_grained_activation_offloading."""
+    activation_offload_fraction: float = 1.0
+    """Of these modules' bytes."""
     cuda_graphs: bool = False
     """Blocks run as CUDA graphs: the host launches no kernel of theirs on its own."""
 

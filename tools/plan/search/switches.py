@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
 
 from parallel.errors import UserError
 from tools.plan.cost.hardware import computable, on_cpu
@@ -13,6 +13,7 @@ from tools.plan.search.recipe import configuration, problems
 from tools.plan.search.request import PlanRequest
 from training.config.incompatible import offload_problems
 from training.config.run_config import RunConfig
+from training.config.train_config import OffloadModule
 from training.memory.layouts import Candidate
 from training.memory.oom_candidates import LOSS_CHUNK_TOKENS
 from training.memory.peak import SAFE_SHARE
@@ -61,6 +62,21 @@ def activations_on_the_host(question: PlanRequest, layout: Candidate) -> PlanReq
     """Those of every block."""
     blocks = max(chunks(question.shape.num_layers, layout))
     return dataclasses.replace(question, cpu_offloading_num_layers=blocks)
+
+
+def modules_on_the_host(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> PlanRequest:
+    """Inputs of every module that may be named for this model, whatever else forbids it."""
+
+    def asked(modules: Sequence[OffloadModule]) -> PlanRequest:
+        return dataclasses.replace(question, offload_modules=tuple(modules), cpu_offloading_num_layers=0)
+
+    def may_be_named(module: OffloadModule) -> bool:
+        beside: tuple[OffloadModule, ...] = ("core_attn",) if module == "attn_proj" else ()
+        config = configuration(asked((*beside, module)), layout, base)
+        return not any(f'"{module}"' in problem for problem in config.problems(question.num_gpus))
+
+    named = [module for module in get_args(OffloadModule) if may_be_named(module)]
+    return asked([module for module in named if module != "attn_proj" or "core_attn" in named])
 
 
 def within_budget(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
@@ -123,6 +139,9 @@ def _kept_otherwise(
     more = away.cpu_offloading_num_layers > question.cpu_offloading_num_layers
     if more and layout.recompute != "full" and not _offload_problems(configuration(away, layout, base)):
         yield "activations on the host", away
+    modules = modules_on_the_host(question, layout, base)
+    if len(modules.offload_modules) > len(question.offload_modules) and layout.recompute != "full":
+        yield "modules on the host", modules
 
 
 def _offload_problems(config: RunConfig) -> list[str]:
