@@ -53,7 +53,8 @@ TORCH = """
     save_interval saving storage stream_position weights    training.checkpoint.background: copying saver
     training.generation: forward generate samples sampling texts
     training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay
-    replica_check skipped_batches stopwatch stragglers update_policy    training.memory: host_room measured out_of_memory
+    replica_check skipped_batches stopwatch stragglers update_policy
+    training.memory: host_room measured out_of_memory
     training.metrics: across_ranks block_outputs compilation log_disk meters parameter_stats recorder
     training.profile: callback clock memory_snapshot nsys ranges timeline torch_trace waits
     training.run_dir: history_callback run_files resume_report shared_check
