@@ -31,8 +31,8 @@ SAVINGS: dict[str, Fields] = {
 """The last: a quarter, since Adam on a host's cores takes seconds for a billion parameters."""
 OWN_LOSSES = ("bf16 moments",)
 """Whose updates round otherwise: their losses are shown, not bound."""
-PREDICTED_WITHOUT = ("modules on the host", "compile")
-"""training/memory predicts what the run holds without them: what they save is shown."""
+PREDICTED_WITHOUT = ("compile",)
+"""training/memory predicts what the run holds without it: what it saves is shown."""
 BOUND = 0.05
 """Largest difference of measured from predicted bytes that a switch may add to that of the run without it."""
 ROW_S = 20.0
