@@ -1,7 +1,6 @@
 """train.fine_grained_activation_offloading on the emulated device, with Transformer Engine: losses and checkpoints are
 those of the same run without it, whenever streams run, and every module named has sent something to the host."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order
-from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, assert_same
+from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, assert_same, memory_of
 
 ATTENTION = ("qkv_linear", "core_attn", "attn_proj")
 EXPERTS = (*ATTENTION, "mlp_norm", "expert_fc1", "moe_act")
@@ -76,8 +75,7 @@ def test_memory_is_as_predicted(te_device: WarmDevice, tmp_path: Path, layout: s
         te_device.train(
             Training(layout=layout, shape=shape), tmp_path / name, emulation("eager"), (*flags, *BF16, *many)
         )
-        rows = map(json.loads, (tmp_path / name / "history.jsonl").read_text().splitlines())
-        found += [row for row in rows if row["event"] == "memory"]
+        found.append(memory_of(tmp_path / name))
     kinds = ("weights", "gradients", "optimizer", "activations")
     kept, away = ({side: sum(row[side][kind] for kind in kinds) for side in ("predicted", "measured")} for row in found)
     host = found[1]["predicted"]["host"], found[1]["measured"]["host"]

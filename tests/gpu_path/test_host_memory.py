@@ -1,13 +1,12 @@
 """What is offloaded takes as much of the host's memory as predicted, and is refused where that is not there."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.gpu_path.emulator import Emulation
-from tests.gpu_path.trainings import Training, TrainingError, WarmDevice
+from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, memory_of
 
 WIDE = (
     "--model.num_layers", "2", "--model.hidden_size", "512", "--model.ffn_hidden_size", "2048", "--model.seq_length",
@@ -35,8 +34,7 @@ def test_the_host_holds_what_is_predicted(
     te_device: WarmDevice, tmp_path: Path, layout: str, flags: tuple[str, ...], bound: float
 ) -> None:
     te_device.train(Training(layout=layout), tmp_path, Emulation(), (*WIDE, *flags))
-    rows = map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())
-    (memory,) = (row for row in rows if row["event"] == "memory")
+    memory = memory_of(tmp_path)
     predicted, measured = (memory[side]["host"] / 2**20 for side in ("predicted", "measured"))
     print(f"{layout or 'one rank'} {' '.join(flags)}: predicted {predicted:.1f} MiB, {measured:.1f}")
     assert measured == pytest.approx(predicted, rel=bound)

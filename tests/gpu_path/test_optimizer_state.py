@@ -1,6 +1,5 @@
 """Where and how the optimizer's state is kept, on the emulated device: the losses and checkpoints of one CPU rank."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order
-from tests.gpu_path.trainings import Training, WarmDevice, assert_same
+from tests.gpu_path.trainings import Training, WarmDevice, assert_same, memory_of
 from training.metrics.jsonl import read_jsonl
 
 BF16 = ("--precision.dtype", "bf16")
@@ -93,8 +92,7 @@ def test_shards_of_one_rank_on_the_host(te_device: WarmDevice, on_the_cpu: Any, 
 def test_shards_on_the_host_leave_the_device(te_device: WarmDevice, tmp_path: Path, layout: str) -> None:
     wide = ("--model.hidden_size", "256", "--model.ffn_hidden_size", "1024", "--model.seq_length", "256")
     te_device.train(Training(layout=layout), tmp_path, Emulation(order="eager"), (*BF16, *OFFLOADED, *wide))
-    rows = map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())
-    (memory,) = (row for row in rows if row["event"] == "memory")
+    memory = memory_of(tmp_path)
     assert memory["measured"]["weights"] == memory["measured"]["optimizer"] == 0
     assert memory["measured"]["workspace"] < 33 * 2**20  # Transformer Engine's own for products: 32 MiB
     kinds = ("weights", "gradients", "optimizer", "activations")
@@ -134,8 +132,7 @@ def test_a_device_holds_less_by_what_is_predicted(te_device: WarmDevice, tmp_pat
     found = []
     for name, flags in (("all", ()), (kept, {"host": OFFLOADED, **FEWER_BITS}[kept])):
         te_device.train(Training(layout="dp2overlap"), tmp_path / name, Emulation(), (*BF16, *flags, *many))
-        rows = map(json.loads, (tmp_path / name / "history.jsonl").read_text().splitlines())
-        found += [row for row in rows if row["event"] == "memory"]
+        found.append(memory_of(tmp_path / name))
     whole, less = found
     for side in whole, less:
         held = [sum(side[which][kind] for kind in STATES) for which in ("predicted", "measured")]

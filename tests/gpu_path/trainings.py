@@ -12,6 +12,7 @@ import runs
 from tests.gpu.trainings import Training, checkpoint_differences, loss_difference
 from tests.gpu_path.emulator import ROOT, Emulation, process_environment
 from training.cli import parse
+from training.metrics.jsonl import read_jsonl
 from training.prepare import prepare, prepare_eval_tasks
 
 __all__ = ["Training", "checkpoint_differences", "loss_difference"]
@@ -79,6 +80,12 @@ def train_on_the_cpu(run_dir: Path, shape: str, flags: Sequence[str] = ()) -> No
     Training(shape=shape).write_recipe(run_dir / "recipe.toml")
     config = parse.parse_config([str(run_dir / "recipe.toml"), "--run_dir", str(run_dir), *flags])
     runs.train(prepare(config, None), config, 1, tasks=prepare_eval_tasks(config, None))
+
+
+def memory_of(run_dir: Path) -> dict[str, dict[str, float]]:
+    """Bytes by category, predicted and measured, as the run has noted them."""
+    (found,) = (row for row in read_jsonl(run_dir / "history.jsonl") if row["event"] == "memory")
+    return found
 
 
 def assert_same(run_dir: Path, reference: Path) -> None:

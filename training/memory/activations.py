@@ -308,9 +308,8 @@ def _expert_bytes(columns: MemoryColumns) -> Column:
 def _expert_working(columns: MemoryColumns) -> Column:
     """The gradients of what experts read, and of their first product."""
     model, width = columns.model, element_bytes(columns)
-    return (
-        width * sent_tokens(columns) * (model.expert_hidden + (1 + model.gated) * model.expert_ffn / columns.layout.etp)
-    )
+    inner = (1 + model.gated) * model.expert_ffn / columns.layout.etp
+    return width * sent_tokens(columns) * (model.expert_hidden + inner)
 
 
 def sent_tokens(columns: MemoryColumns) -> Column:

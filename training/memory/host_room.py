@@ -58,14 +58,10 @@ def offloads(config: RunConfig) -> list[str]:
 
 def lacking(shares: list[RankShare]) -> RankShare | None:
     """The node with the least room of those with less than is safe: its name, all its ranks' bytes, its memory."""
-    nodes = dict.fromkeys(share.node for share in shares)
-    sums = [
-        RankShare(
-            node,
-            sum(share.offloaded for share in shares if share.node == node),
-            min(share.total for share in shares if share.node == node),
-        )
-        for node in nodes
-    ]
-    short = [each for each in sums if each.offloaded > SAFE_HOST_SHARE * each.total]
+    sums: dict[str, RankShare] = {}
+    for share in shares:
+        so_far = sums.get(share.node, share._replace(offloaded=0.0))
+        total = min(so_far.total, share.total)
+        sums[share.node] = RankShare(share.node, so_far.offloaded + share.offloaded, total)
+    short = [each for each in sums.values() if each.offloaded > SAFE_HOST_SHARE * each.total]
     return max(short, key=lambda each: each.offloaded / each.total, default=None)

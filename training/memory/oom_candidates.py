@@ -31,7 +31,7 @@ SLOWER = {
     "activations": 0.5, "budget": 0.05,  # over PCIe at 8,192 tokens; over C2C a tenth
 }  # fmt: skip
 
-Value = int | bool | str | tuple[str, ...] | None
+Value = int | float | bool | str | tuple[str, ...] | None
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -94,10 +94,11 @@ def applied(asked: Planned, changes: Sequence[Change]) -> Planned:
     """The configuration with these changes, legal or not."""
     fields = {name: value for change in changes for name, value in change.fields.items()}
     ranks = math.prod(change.ranks for change in changes)
-    return Planned(config=_with(asked.config, fields), world_size=asked.world_size * ranks)
+    return Planned(config=with_fields(asked.config, fields), world_size=asked.world_size * ranks)
 
 
-def _with(config: RunConfig, fields: Mapping[str, Value]) -> RunConfig:
+def with_fields(config: RunConfig, fields: Mapping[str, Value]) -> RunConfig:
+    """With some fields set, by their dotted names."""
     sections: dict[str, dict[str, Value]] = {}
     for name, value in fields.items():
         section, _, field = name.partition(".")
@@ -176,8 +177,9 @@ def _recomputations(config: RunConfig, shape: GPTShape) -> list[Change]:
         found.append(full)
     before = executed_flops_per_token(config, shape)
     return [
-        Change(axis="recompute", fields=each, slower=executed_flops_per_token(_with(config, each), shape) / before - 1)
+        Change(axis="recompute", fields=each, slower=after / before - 1)
         for each in found
+        for after in [executed_flops_per_token(with_fields(config, each), shape)]
     ]
 
 
@@ -188,7 +190,7 @@ def _logits(config: RunConfig, shape: GPTShape) -> list[Change]:
     if min(own or tokens, tokens) <= LOSS_CHUNK_TOKENS:
         return []
     fields: dict[str, Value] = {"train.cross_entropy_chunk_tokens": LOSS_CHUNK_TOKENS}
-    slower = executed_flops_per_token(_with(config, fields), shape) / executed_flops_per_token(config, shape) - 1
+    slower = executed_flops_per_token(with_fields(config, fields), shape) / executed_flops_per_token(config, shape) - 1
     return [Change(axis="logits", fields=fields, slower=slower)]
 
 

@@ -91,12 +91,13 @@ def memory(
 
 
 class Recomputed(NamedTuple):
-    """Beside what the layouts recompute: sublayers of some blocks, each from its own input."""
+    """Beside what the layouts recompute: sublayers of some blocks, each from its own input; and modules whose inputs
+    wait on the host, which a block has back in the same way."""
 
     spared: Column | float = 0.0
     """Bytes that all of them together do not keep, of a microbatch."""
     largest: Column | float = 0.0
-    """Of these, the bytes of the one that spares most, which are back while its backward pass runs."""
+    """Of these, the bytes that are back at once while backward passes run: of the one that spares most."""
 
 
 AS_LAID_OUT = Recomputed()

@@ -1,17 +1,15 @@
 """What saves memory, off and on: time, memory against its prediction, same losses."""
 
-import dataclasses
-from typing import Any
+from collections.abc import Mapping
 
 from tests.gpu import measured_models
 from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects.fusions import LOSS_BOUND, Known, compared, refused_or_run
 from training.config.run_config import RunConfig
+from training.memory.oom_candidates import Value, with_fields
 from training.memory.predicted import size
 
-Fields = dict[str, Any]
-"""Of a recipe: "section.field" -> value."""
-SAVINGS: dict[str, Fields] = {
+SAVINGS: dict[str, Mapping[str, Value]] = {
     "logits in pieces": {"train.cross_entropy_chunk_tokens": 1024},
     "activations on the host": {"train.cpu_offloading_num_layers": 2},
     "modules on the host": {
@@ -67,13 +65,3 @@ def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> Non
         run.problem(f"{name}: losses differ by {row['loss']:.1e}, more than {LOSS_BOUND:.0e}")
     if name not in PREDICTED_WITHOUT and not abs(on - off) <= BOUND:
         run.problem(f"{name}: measured is {on:+.1%} off the prediction, without it {off:+.1%}: more than {BOUND:.0%}")
-
-
-def with_fields(base: RunConfig, fields: Fields) -> RunConfig:
-    """A recipe with some of its fields set."""
-    config = base
-    for path, value in fields.items():
-        section, name = path.split(".")
-        changed: Any = dataclasses.replace(getattr(config, section), **{name: value})
-        config = dataclasses.replace(config, **{section: changed})
-    return config

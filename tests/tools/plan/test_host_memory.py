@@ -1,17 +1,19 @@
 """What is offloaded must fit into the memory of its node."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from models.parameters import num_parameters
 from parallel.errors import UserError
 from tests.tools.plan.test_layouts import question
+from tests.tools.plan.test_switches import plan_of
 from tools.plan.report.table import details, switches, verdict
 from tools.plan.run import planned
 from tools.plan.search.gpu_counts import fewest
-from tools.plan.search.pricing import PricedLayout, holdable, price
-from tools.plan.search.recipe import configuration
+from tools.plan.search.pricing import holdable, price
+from tools.plan.search.recipe import configuration, write
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.switches import activations_on_the_host, kept_on_the_host, modules_on_the_host, switched
 from training.memory.layouts import Candidate
@@ -26,11 +28,6 @@ def with_node(asked: PlanRequest, memory_gib: float) -> PlanRequest:
     """On nodes with so much memory."""
     node = dataclasses.replace(asked.cluster.node, memory_gib=memory_gib)
     return dataclasses.replace(asked, cluster=dataclasses.replace(asked.cluster, node=node))
-
-
-def plan_of(asked: PlanRequest, layout: Candidate) -> PricedLayout:
-    (plan,) = price(asked, [layout])
-    return plan
 
 
 def offloading() -> PlanRequest:
@@ -81,13 +78,15 @@ def test_modules_are_offloaded_as_their_recipe_does(name: str, layout: Candidate
     assert there.spent_s["offload"] <= other.spent_s["offload"] / 2
 
 
-def test_it_fits_where_card_and_host_have_the_room() -> None:
+def test_it_fits_where_card_and_host_have_the_room(tmp_path: Path) -> None:
     asked, poor = offloading(), with_node(offloading(), 1600)
     plan, short = plan_of(asked, SHARDS), plan_of(poor, SHARDS)
     assert plan.fits and short.fits_card and not short.fits_host and not short.fits
     assert price(asked, [SHARDS], keep=1) and not price(poor, [SHARDS], keep=1)
     assert holdable(asked, [SHARDS]) and not holdable(with_node(asked, 1200), [SHARDS])
     assert verdict(plan) == [] and "131.4 GiB of a rank in the host's memory" in verdict(short)[0]
+    write(tmp_path / "short.toml", poor, short)
+    assert ", 131 GiB a rank in the host's memory: more than is safe" in (tmp_path / "short.toml").read_text()
     assert details(plan)[-1] == "in the host's memory: 131.4 GiB of each rank's share of 238"
 
 

@@ -1,6 +1,7 @@
 """Predicted memory of a configuration: the program's own bytes, said after the first steps of a run."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,5 +154,8 @@ def test_a_gpu_compares_its_peak() -> None:
     line = sentence(3, expected, found, cuda=True)
     assert "(rank 3, stage 1): predicted 10.00 GiB" in line and "measured 9.50 GiB (-5.0%: " in line
     assert "activations 2.50 GiB" in line and "keeps 11.00 GiB of the card's 80.00 GiB" in line
+    assert "host" not in line
+    away = sentence(3, replace(expected, host=gib), found._replace(host=1.25 * gib), cuda=True)
+    assert "in the host's memory predicted 1.00 GiB, measured 1.25 GiB" in away
     unknown = sentence(3, expected, found._replace(activations=-1.0), cuda=True)
     assert "measured 7.00 GiB of weights, gradients and optimizer (+0.0%)" in unknown and "not measured" in unknown

@@ -31,7 +31,7 @@ def offload_s(columns: PricedColumns, kind: str, forward: Column, backward: Colu
 
 
 def _of_modules_s(columns: PricedColumns, kind: str, rate: Column, forward: Column, backward: Column) -> Column:
-    """The same of train.offload_modules: of every block but the last, whose bytes stay."""
+    """The same of train.offload_modules: of every block, the last of a chunk, whose bytes stay, among them."""
     if kind not in ATTENTION_AND_MLP or not np.any(columns.software.offloaded_modules > 0):
         return np.zeros(columns.count)
     travel = offloaded_bytes(columns, experts="E" in kind).sent / rate

@@ -196,12 +196,9 @@ def asked_program(question: PlanRequest, precision: str, zero: Zero) -> Software
     pieces = question.cross_entropy_chunk_tokens or math.inf
     away = 0 if on_cpu(question.cluster) else question.cpu_offloading_num_layers
     modules = 0 if on_cpu(question.cluster) else encoded(question.offload_modules)
-    return sharded(
-        replace(
-            own, loss_chunk_tokens=pieces, offloaded_blocks=away, offloaded_modules=modules,
-            offloaded_module_share=question.activation_offload_fraction, **kept,
-        ), zero,
-    )  # fmt: skip
+    share = question.activation_offload_fraction
+    own = replace(own, offloaded_blocks=away, offloaded_modules=modules, offloaded_module_share=share)
+    return sharded(replace(own, loss_chunk_tokens=pieces, **kept), zero)
 
 
 def constants(cluster: Cluster) -> Constants:

@@ -144,14 +144,14 @@ def write(
     if path.exists():
         raise UserError(f"{path}: exists already. Choose another name, or remove it.")
     command, low, high = sbatch(question, path), plan.interval.low, plan.interval.high
-    too_much = f" of {plan.memory_bytes / 2**30:.0f}: more than is safe, it may run out of memory"
-    if not plan.fits_host:
-        too_much = f", {plan.host_bytes / 2**30:.0f} GiB of it in the host's memory: more than is safe"
+    of_card = "" if plan.fits_card else f" of {plan.memory_bytes / 2**30:.0f}"
+    of_host = "" if plan.fits_host else f", {plan.host_bytes / 2**30:.0f} GiB a rank in the host's memory"
+    too_much = "" if plan.fits else f"{of_card}{of_host}: more than is safe, it may run out of memory"
     head = (
         f"# {question.model.shape} on {question.num_gpus:,} x {question.cluster.gpu.name} ({question.cluster.name}): "
         f"{plan.layout}. Planned, not run.\n"
         f"# Expected: {plan.step_s:.3g} s a step ({plan.step_s * low:.3g} to {plan.step_s * high:.3g}), "
-        f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank{'' if plan.fits else too_much}.\n# Run: {command}\n"
+        f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank{too_much}.\n# Run: {command}\n"
     )
     try:
         path.write_text(head + (dump(config) if full else _short(config)))

@@ -61,7 +61,7 @@ def in_pieces(question: PlanRequest) -> PlanRequest:
 def activations_on_the_host(question: PlanRequest, layout: Candidate) -> PlanRequest:
     """Those of every block."""
     blocks = max(chunks(question.shape.num_layers, layout))
-    return dataclasses.replace(question, cpu_offloading_num_layers=blocks)
+    return dataclasses.replace(question, cpu_offloading_num_layers=blocks, offload_modules=())
 
 
 def modules_on_the_host(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> PlanRequest:
