@@ -177,9 +177,12 @@ def _recomputations(config: RunConfig, shape: GPTShape) -> list[Change]:
         found.append(full)
     before = executed_flops_per_token(config, shape)
     return [
-        Change(axis="recompute", fields=each, slower=after / before - 1)
+        Change(
+            axis="recompute",
+            fields=each,
+            slower=executed_flops_per_token(with_fields(config, each), shape) / before - 1,
+        )
         for each in found
-        for after in [executed_flops_per_token(with_fields(config, each), shape)]
     ]
 
 
