@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import runs
 from tests.gpu.trainings import Training, checkpoint_differences, loss_difference
 from tests.gpu_path.emulator import ROOT, Emulation, process_environment
 from training.cli import parse
-from training.metrics.jsonl import read_jsonl
 from training.prepare import prepare, prepare_eval_tasks
+from training.run_dir.history import read_history
 
 __all__ = ["Training", "checkpoint_differences", "loss_difference"]
 EXTENSION = "tests.gpu_path.te.extension"
@@ -84,8 +84,8 @@ def train_on_the_cpu(run_dir: Path, shape: str, flags: Sequence[str] = ()) -> No
 
 def memory_of(run_dir: Path) -> dict[str, dict[str, float]]:
     """Bytes by category, predicted and measured, as the run has noted them."""
-    (found,) = (row for row in read_jsonl(run_dir / "history.jsonl") if row["event"] == "memory")
-    return found
+    (found,) = (event.fields for event in read_history(run_dir) if event.event == "memory")
+    return {side: cast(dict[str, float], found[side]) for side in ("predicted", "measured")}
 
 
 def assert_same(run_dir: Path, reference: Path) -> None:
