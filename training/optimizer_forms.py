@@ -142,13 +142,11 @@ class OnTheHost(StateForm):
         self.hybrid = part.optimizer
 
     def prepare(self) -> None:
-        """Give back the pinned 16-bit copies that main weights were made from, which torch would keep for ever; and let
-        what is not offloaded be updated with gradients that are there.
+        """Let what is not offloaded be updated with gradients that are there.
 
         megatron-core 0.19.2 casts them in the stream that copies gradients to the host, and updates in the current one
         without a wait; and leaves those of fp32 weights where FusedAdam does not look.
         """
-        torch._C._host_emptyCache()
         if self.hybrid.gpu_optimizer is not None:
             self.hybrid.gpu_optimizer.register_step_pre_hook(self._find_gradients)
 

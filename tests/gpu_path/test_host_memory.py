@@ -24,9 +24,10 @@ BLOCK = ("--train.cpu_offloading_num_layers", "1")
     [
         ("", (*STATE, *BLOCK), 0.05),
         *(pytest.param(*case, marks=pytest.mark.campaign) for case in [
-            ("", BLOCK, 0.05), ("pp2", BLOCK, 0.05), ("", STATE, 0.05), ("dp2overlap", STATE, 0.05),
+            ("", BLOCK, 0.05), ("pp2", BLOCK, 0.05), ("", STATE, 0.05),
+            ("dp2overlap", STATE, 0.06),  # 4 % are 16-bit copies, one of each size, in torch's cache
             ("dp2zero2", STATE, 0.05), ("dp2zero3", STATE, 0.05),
-            ("", HALF, 0.35),  # up to a whole tensor more: here of 4.2 million elements among 7
+            ("", HALF, 0.40),  # up to a whole tensor more: here of 4.2 million elements among 7
         ]),
     ],
 )  # fmt: skip
