@@ -31,7 +31,9 @@ KEPT_RECORDS = 4096
 class Compiler:
     """Of one rank's chunks."""
 
-    def __init__(self, device: torch.device, latent_attention: bool = False, backend: str = "inductor") -> None:
+    def __init__(
+        self, device: torch.device, latent_attention: bool = False, backend: str | Function = "inductor"
+    ) -> None:
         """latent_attention: the model has it. backend: of torch.compile; a test's may stop before Inductor."""
         self.backend, self.functions = backend, dict[type, Function]()
         # Dropout draws what it draws uncompiled. Inductor's search for attention in our own, which is torch's already,

@@ -18,7 +18,8 @@ from tests.gpu_path.emulator import ROOT, Emulation
 sys.path.insert(0, str(ROOT / "tests" / "support"))  # as pytest does: the next one imports from there
 from tests.gpu_path.trainings import Training, WarmDevice, warm_device
 
-HOOK = "tests.gpu_path.launch_meter"
+HOOKS = ("tests.gpu_path.inductor_front", "tests.gpu_path.launch_meter")
+JIT_FUSED = "tests.gpu_path.jit_fused"
 EXTENSION = "tests.gpu_path.te.extension"
 FEWER, MORE = 2, 4
 """Blocks of the two models."""
@@ -67,6 +68,13 @@ EXPERTS = (
     LaunchCase(shape="deepseek_v3_tiny"),
 )
 CASES = (*DENSE, *EXPERTS)
+COMPILE = ("--train.compile", "true")
+COMPILED = (
+    *(LaunchCase(shape=shape, words="compiled", flags=COMPILE)
+      for shape in ("gpt3_tiny", "llama3_tiny", "mixtral_tiny", "deepseek_v3_tiny")),
+    *(LaunchCase(shape="llama3_tiny", words=f"compiled, {module} again", flags=(*COMPILE, *recomputing(module)))
+      for module in ("core_attn", "mlp")),
+)  # fmt: skip
 ENGINE_ONLY = (LaunchCase(shape="llama3_tiny", words="fp8 tensorwise", flags=FP8),)
 
 
@@ -110,7 +118,7 @@ def _counts(device: WarmDevice, case: LaunchCase, blocks: int) -> dict[str, list
     if case.shape.startswith("deepseek"):  # its first block is dense
         flags += ["--model.moe_layer_freq", str([0] + [1] * (blocks - 1))]
     with tempfile.TemporaryDirectory() as folder:
-        emulation = Emulation(hooks=(HOOK,), settings={"EMULATED_CUDA_LAUNCHES": folder})
+        emulation = Emulation(hooks=HOOKS, settings={"EMULATED_CUDA_LAUNCHES": folder})
         training = Training(layout=case.layout, shape=case.shape)
         device.train(training, Path(folder) / "run", emulation, (*flags, "--precision.dtype", "bf16", *case.flags))
         found: dict[str, list[int]] = json.loads((Path(folder) / "launches-0.json").read_text())
@@ -129,10 +137,10 @@ def table(cases: Sequence[LaunchCase], device: WarmDevice) -> Iterator[tuple[str
 def main() -> None:
     """Both programs' tables. "+": collectives beside launches."""
     head = ("", "forward", "backward", "ends forward", "ends backward", "a step, per block", "a step")
-    with warm_device() as device:
-        print("\n".join(["our modules", *columns([head, *table(CASES, device)], left=(0,))]))
-    with warm_device(EXTENSION) as device:
-        rows = table((*CASES, *ENGINE_ONLY), device)
+    with warm_device(JIT_FUSED) as device:
+        print("\n".join(["our modules", *columns([head, *table((*CASES, *COMPILED), device)], left=(0,))]))
+    with warm_device(EXTENSION, JIT_FUSED) as device:
+        rows = table((*CASES, *COMPILED, *ENGINE_ONLY), device)
         print("\n".join(["Transformer Engine", *columns([head, *rows], left=(0,))]))
 
 

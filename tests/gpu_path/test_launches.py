@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.gpu_path.launches import EXTENSION, FP8, LaunchCase, counted, recomputing
+from tests.gpu_path.launches import COMPILE, EXTENSION, FP8, JIT_FUSED, LaunchCase, counted, recomputing
 from tests.gpu_path.trainings import WarmDevice, warm_device
 from tools.plan.cost import launches
-from tools.plan.cost.launches import ENGINE, OWN, SPLIT, WHOLE, Launches, Program
+from tools.plan.cost.launches import COMPILED, ENGINE, OWN, SPLIT, WHOLE, Launches, Program
 
 DENSE = "llama3_tiny"
 
@@ -15,7 +15,7 @@ DENSE = "llama3_tiny"
 @pytest.fixture(scope="module", params=[OWN, pytest.param(ENGINE, marks=pytest.mark.campaign)], ids=["own", "engine"])
 def program(request: pytest.FixtureRequest) -> Iterator[tuple[Program, WarmDevice]]:
     hooks = (EXTENSION,) if request.param is ENGINE else ()
-    with warm_device(*hooks) as device:
+    with warm_device(*hooks, JIT_FUSED) as device:
         yield request.param, device
 
 
@@ -59,10 +59,23 @@ def test_what_is_recomputed(program: tuple[Program, WarmDevice]) -> None:
 
 
 @pytest.mark.campaign
+def test_compiled_blocks() -> None:
+    """Of Transformer Engine's modules: Megatron has fused by itself what torch.compile would fuse."""
+    kinds = {"plain": "gpt3_tiny", "gated": DENSE, "experts": "mixtral_tiny", "latent": "deepseek_v3_tiny"}
+    with warm_device(EXTENSION, JIT_FUSED) as device:
+        for kind, shape in kinds.items():
+            found = counted(device, LaunchCase(shape=shape, flags=COMPILE))
+            assert (found.forward.launches, found.backward.launches) == getattr(COMPILED, kind), kind
+        for module in ("core_attn", "mlp"):
+            again = counted(device, LaunchCase(shape=DENSE, flags=(*COMPILE, *recomputing(module)))).backward.launches
+            assert again - COMPILED.gated.backward == getattr(COMPILED, module.replace("core_attn", "core_attention"))
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize("layout, gathers", [("dp2zero3", 2), ("dp2zero2", 0.5)])
 def test_units_of_shards(layout: str, gathers: float) -> None:
     """ZeRO-3 gathers a block twice a microbatch, ZeRO-2 once for the two microbatches of a step."""
-    with warm_device(EXTENSION) as device:
+    with warm_device(EXTENSION, JIT_FUSED) as device:
         found = counted(device, LaunchCase(shape=DENSE, layout=layout, replicas=2))
     kernels, collectives = (sum(own) for own in zip(found.forward, found.backward, strict=True))
     assert kernels - sum(ENGINE.gated) == gathers * launches.GATHER + launches.REDUCE
@@ -71,7 +84,7 @@ def test_units_of_shards(layout: str, gathers: float) -> None:
 
 @pytest.mark.campaign
 def test_casts_to_fp8() -> None:
-    with warm_device(EXTENSION) as device:
+    with warm_device(EXTENSION, JIT_FUSED) as device:
         found = counted(device, LaunchCase(shape=DENSE, flags=FP8))
     more = found.forward.launches - ENGINE.gated.forward, found.backward.launches - ENGINE.gated.backward
     assert more == launches.FP8

@@ -188,6 +188,7 @@ def asked(flags: RequestFlags, base: RunConfig | None) -> PlanRequest:
         cpu_offloading_num_layers=0 if base is None else base.train.cpu_offloading_num_layers,
         offload_modules=() if base is None else base.train.offload_modules,
         activation_offload_fraction=1.0 if base is None else base.train.activation_offload_fraction,
+        compile=base is not None and base.train.compile,
     )
     _check(question)
     return question

@@ -1,11 +1,12 @@
 """What train.fine_grained_activation_offloading needs, and cannot be with."""
 
-from typing import Literal
+import dataclasses
+from typing import Literal, get_args
 
 from models.kernels import KernelsConfig
 from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
-from training.config.train_config import TrainConfig
+from training.config.train_config import OffloadModule, TrainConfig
 
 FIELD = "train.fine_grained_activation_offloading"
 CORE_ATTENTION = (
@@ -64,6 +65,20 @@ def fine_grained_problems(
         if there
     ]
     return problems + _missing_modules(shape, kernels, train)
+
+
+def offloadable(
+    shape: GPTShape, precision: PrecisionConfig, kernels: KernelsConfig, train: TrainConfig
+) -> tuple[OffloadModule, ...]:
+    """Modules that may be named for this model, whatever else forbids to offload any."""
+
+    def may_be_named(module: OffloadModule) -> bool:
+        alone = dataclasses.replace(train, fine_grained_activation_offloading=True, offload_modules=(module,))
+        problems = fine_grained_problems(shape, precision, kernels, alone, "cuda")
+        return not any(f'"{module}"' in problem for problem in problems)
+
+    found = [module for module in get_args(OffloadModule) if may_be_named(module)]
+    return tuple(module for module in found if module != "attn_proj" or "core_attn" in found)
 
 
 def _missing_modules(shape: GPTShape, kernels: KernelsConfig, train: TrainConfig) -> list[str]:

@@ -35,9 +35,11 @@ class Stopwatch:
         self.started: list[Any] = [None] * len(self.parts)
         self.pairs: list[tuple[Any, Any]] = []
         self.times_s: list[float] = []
+        # Never compiled (train.compile): events would be traced, and each part's number would compile a layer again.
+        start, end = torch.compiler.disable(self._start), torch.compiler.disable(self._end)
         for number, part in enumerate(self.parts):
-            part.register_forward_pre_hook(lambda module, _inputs, number=number: self._start(number, module))
-            part.register_forward_hook(lambda _module, _inputs, _output, number=number: self._end(number))
+            part.register_forward_pre_hook(lambda module, _inputs, number=number: start(number, module))
+            part.register_forward_hook(lambda _module, _inputs, _output, number=number: end(number))
 
     def begin(self) -> None:
         """An iteration begins: what the last one measured is read, and each part is timed once more."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from models.shapes import GPTShape
 from parallel.layout import bubble, replica_size
+from training.config.activation_offload import offloadable
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig, batch_schedule
 from training.config.train_config import RecomputeModule, recompute_budget
@@ -28,8 +29,14 @@ SLOWER = {
     # Rough, for the order alone (tools.plan prices layouts): of each doubling, beside bubble and recomputation.
     "tp": 0.08, "pp": 0.03, "cp": 0.05, "ep": 0.04, "micro-batch": 0.02, "states": 0.001, "shards": 0.1,
     "ranks": 1.0, "remainders": 0.002, "bf16 moments": 0.02, "host": 0.3,
-    "activations": 0.5, "budget": 0.05,  # over PCIe at 8,192 tokens; over C2C a tenth
+    "activations": 0.5, "modules": 0.1, "budget": 0.05,  # over PCIe at 8,192 tokens; over C2C a tenth
 }  # fmt: skip
+
+ON_THE_HOST: dict[str, Any] = {
+    "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": False,
+    "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32", "main_params_dtype": "fp32",
+}  # fmt: skip
+"""Fields of the section optimizer: all of its state in the host's memory, where Adam keeps fp32."""
 
 Value = int | float | bool | str | tuple[str, ...] | None
 
@@ -198,7 +205,21 @@ def _logits(config: RunConfig, shape: GPTShape) -> list[Change]:
 
 
 def _offloaded(config: RunConfig, shape: GPTShape) -> list[Change]:
-    """Activations of every block wait on the host."""
+    """Activations wait on the host: inputs of the modules that the model has, or those of every block."""
+    return [*_offloaded_modules(config, shape), *_offloaded_blocks(config, shape)]
+
+
+def _offloaded_modules(config: RunConfig, shape: GPTShape) -> list[Change]:
+    """Transformer Engine's alone can be: elsewhere none is predicted to leave, and so none is offered."""
+    train = config.train
+    named = offloadable(shape, config.precision, config.kernels, train)
+    if train.cpu_offloading_num_layers or set(named) <= set(train.offload_modules):
+        return []
+    fields: dict[str, Value] = {"train.fine_grained_activation_offloading": True, "train.offload_modules": named}
+    return [Change(axis="activations", fields=fields, slower=SLOWER["modules"])]
+
+
+def _offloaded_blocks(config: RunConfig, shape: GPTShape) -> list[Change]:
     parallel = config.parallel
     chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
     blocks = -(-shape.num_layers // chunks)
@@ -244,9 +265,8 @@ def _kept_states(config: RunConfig) -> list[Change]:
     if wide := [name for name in moments if getattr(optimizer, name) == "fp32"]:
         fields = aware | {f"optimizer.{name}": "bf16" for name in wide}
         found.append(Change(axis="kept states", fields=fields, slower=SLOWER["bf16 moments"]))
-        host: dict[str, Value] = {"optimizer.optimizer_cpu_offload": True}
-        found.append(Change(axis="kept states", fields=host, slower=SLOWER["host"]))
-    return found
+    host = {f"optimizer.{name}": new for name, new in ON_THE_HOST.items() if getattr(optimizer, name) != new}
+    return [*found, Change(axis="kept states", fields=host, slower=SLOWER["host"])]
 
 
 def _tensor(config: RunConfig, ranks_per_node: int) -> list[Change]:

@@ -61,7 +61,7 @@ def program(config: RunConfig, modules: Modules) -> Software:
         fp8_weights=config.precision.fp8_param_gather,
         loss_chunk_tokens=config.train.cross_entropy_chunk_tokens or math.inf,
         offloaded_blocks=config.train.cpu_offloading_num_layers if modules.cuda else 0,
-        offloaded_modules=encoded(config.train.offload_modules),
+        offloaded_modules=encoded(config.train.offload_modules if modules.transformer_engine else ()),
         offloaded_module_share=config.train.activation_offload_fraction,
         **kept_state(config.optimizer),
     )

@@ -12,7 +12,7 @@ from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import fitted
 from tools.plan.cost.hardware import machine
-from tools.plan.cost.launches import ENGINE, FP8, OWN, SPLIT, WHOLE, Program, launching_s
+from tools.plan.cost.launches import COMPILED, ENGINE, FP8, OWN, SPLIT, WHOLE, Program, launching_s
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.search.pricing import price, program
 from tools.plan.search.switches import switched
@@ -137,6 +137,38 @@ def test_cuda_graphs_take_launches_away() -> None:
     asked = question("llama3_70b", gpus=64, batch=256, seq=8192)
     (plan,) = price(asked, [Candidate(tp=8, pp=4, dp=2, microbatches=128)])
     assert "with CUDA graphs" not in [words for words, *_ in switched(asked, plan)]
+
+
+def test_compiled_blocks_launch_what_was_counted() -> None:
+    """More of a dense block, fewer of latent attention; where kernels are large, none of it matters."""
+
+    def gain(model: str, **asking: int) -> float:
+        asked = question(model, "a100_ib", **asking)
+        layout = Candidate(tp=8, microbatches=8, precision="bf16")
+        compiled = dataclasses.replace(asked, compile=True)
+        (plain,), (other,) = (price(each, [layout]) for each in (asked, compiled))
+        rows = {words: (plan, accepted) for words, plan, accepted in switched(asked, plain)}
+        back = {words: plan for words, plan, _ in switched(compiled, other)}
+        assert rows["with compiled blocks"] == (other, True) and back["without compiled blocks"] == plain
+        assert other.held_bytes == plain.held_bytes
+        return plain.step_s - other.step_s
+
+    saved = gain("llama32_1b", gpus=8, batch=8, seq=512)
+    more = sum(COMPILED.gated) - sum(ENGINE.gated)
+    assert saved == pytest.approx(-8 * 16 * more * 13.5e-6, rel=0.01) and saved < 0
+    assert gain("llama3_70b", gpus=8, batch=8, seq=8192) == 0
+    latent, layout, own = sizes(named("deepseek_v3_tiny"), FEW_TOKENS), Candidate(), machine(A100, "bf16")
+    plain, compiled = (
+        launching_s(PricedColumns([PricedCase(model=latent, layout=layout, machine=own, software=software)]))[0]
+        for software in (OURS, dataclasses.replace(OURS, compiled=True))
+    )
+    assert 0 < compiled < plain
+
+
+def test_fp8_is_not_compiled() -> None:
+    asked = question("llama32_1b", "h100_ib", gpus=8, batch=8, seq=512)
+    (plan,) = price(asked, [Candidate(tp=8, microbatches=8, precision="fp8")])
+    assert not [words for words, *_ in switched(asked, plan) if "compiled" in words]
 
 
 def test_hosts_differ() -> None:

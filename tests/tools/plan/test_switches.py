@@ -93,7 +93,7 @@ def test_why_says_what_each_switch_is_worth(capsys: pytest.CaptureFixture[str]) 
         "without sequence parallelism", "without overlap of reductions and gathers", "ZeRO-0", "ZeRO-2", "ZeRO-3",
         "recompute full", "fp8", "fp32 weights as 16 bits more", "fp32 weights as 16 bits more, moments in bf16",
         "the optimizer on the host", "logits of 1,024 tokens at a time", "activations on the host",
-        "modules on the host",
+        "modules on the host", "with compiled blocks",
     }  # fmt: skip
     assert not any("refused" in row for row in rows.values())
     shares = [float(line.partition("%")[0].split()[-1]) for line in text.splitlines()]

@@ -1,5 +1,6 @@
 """What would fit where memory ran out: priced again, legal, the fewest changes, and only what fits."""
 
+import dataclasses
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from models.resolve import resolve
 from parallel.launch import Identity
 from training.cli.parse import parse_config
 from training.memory.oom_advice import Room, advice
+from training.memory.oom_candidates import altered
 from training.memory.planned import Modules, Planned
 from training.memory.predicted import fullest
 
@@ -73,7 +75,7 @@ def test_offloaded_activations_are_offered_and_counted_by_their_share() -> None:
     kept, half, gone = (priced(f"{LLAMA} --train.cpu_offloading_num_layers {blocks}", 16) for blocks in (0, 16, 32))
     assert kept - half == pytest.approx(half - gone) and kept - gone > 10
     assert gone == pytest.approx(priced(f"{LLAMA} {RECOMPUTED}", 16), rel=0.01)
-    long = "--model.seq_length 98304 --train.cross_entropy_chunk_tokens 1024 --parallel.sequence_parallel True"
+    long = "--model.seq_length 131072 --train.cross_entropy_chunk_tokens 1024 --parallel.sequence_parallel True"
     lines = printed(f"{LLAMA} --parallel.tensor_model_parallel_size 8 {long}", 8)
     assert any("--train.cpu_offloading_num_layers 32" in line for line in lines[2:]), lines
     config = parse_config(f"{LLAMA} --device cpu --train.cpu_offloading_num_layers 32".split())
@@ -81,6 +83,46 @@ def test_offloaded_activations_are_offered_and_counted_by_their_share() -> None:
     plain = parse_config(f"{LLAMA} --device cpu".split())
     found = [fullest([Planned(config=each, world_size=16)], shape, cpu)[0].total for each in (config, plain)]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("llama3_8b", "qkv_linear core_attn attn_proj"),
+        ("gpt3_175b", "qkv_linear"),  # TE could not read queries, keys and values that are one tensor
+        ("mixtral_8x7b", "qkv_linear core_attn attn_proj mlp_norm expert_fc1 moe_act"),
+    ],
+)
+def test_modules_of_the_model_are_offloaded_where_transformer_engine_is(model: str, named: str) -> None:
+    sharded = "--parallel.tensor_model_parallel_size 8 --parallel.sequence_parallel True --model.seq_length 2048"
+    flags = f"{LLAMA.replace('llama3_8b', model)} {sharded}"
+    config = parse_config(flags.split())
+    shape, asked = resolve(config.model, None), Planned(config=config, world_size=8)
+    words = f"--train.fine_grained_activation_offloading True --train.offload_modules {named}"
+    (found,) = (choice for choice in altered(asked, shape, 8) if str(choice) == words)
+    for modules, less in ((GPU, True), (Modules(cuda=True, transformer_engine=False), False)):
+        plain, away = (fullest([each], shape, modules)[0] for each in (asked, found.planned))
+        assert (away.total < plain.total) == less and (away.host > plain.host) == less
+    assert not [choice for choice in altered(found.planned, shape, 8) if "offload_modules" in str(choice)]
+    on_a_cpu = Planned(config=dataclasses.replace(config, device="cpu"), world_size=8)
+    assert not [choice for choice in altered(on_a_cpu, shape, 8) if "offload_modules" in str(choice)]
+
+
+def test_modules_are_offered_on_long_sequences() -> None:
+    long = "--model.seq_length 98304 --train.cross_entropy_chunk_tokens 1024 --parallel.sequence_parallel True"
+    lines = printed(f"{LLAMA} --parallel.tensor_model_parallel_size 8 {long}", 8)
+    assert any("--train.offload_modules qkv_linear core_attn attn_proj: " in line for line in lines[2:]), lines
+
+
+def test_state_in_fewer_bits_can_go_to_the_host_in_fp32() -> None:
+    low = "--optimizer.use_precision_aware_optimizer True"
+    moments = "--optimizer.exp_avg_dtype bf16 --optimizer.exp_avg_sq_dtype bf16"
+    config = parse_config(f"{LLAMA} --parallel.use_distributed_optimizer True {RECOMPUTED} {low} {moments}".split())
+    found = [str(one) for one in altered(Planned(config=config, world_size=1), resolve(config.model, None), 1)]
+    assert (
+        "--optimizer.optimizer_cpu_offload True --optimizer.use_precision_aware_optimizer False "
+        "--optimizer.exp_avg_dtype fp32 --optimizer.exp_avg_sq_dtype fp32"
+    ) in found
 
 
 def test_the_cheapest_comes_first() -> None:

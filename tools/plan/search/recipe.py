@@ -97,6 +97,7 @@ def _train(base: TrainConfig, question: PlanRequest, layout: Candidate) -> Train
         fine_grained_activation_offloading=bool(question.offload_modules),
         offload_modules=question.offload_modules,
         activation_offload_fraction=question.activation_offload_fraction,
+        compile=question.compile,
         recompute=None,
         recompute_granularity=None if none else "full" if full else "selective",
         recompute_method="uniform" if full else None,

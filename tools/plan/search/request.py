@@ -40,6 +40,8 @@ class PlanRequest:
     """The same: of train.fine_grained_activation_offloading."""
     activation_offload_fraction: float = 1.0
     """Of these modules' bytes."""
+    compile: bool = False
+    """The same: blocks by torch.compile."""
     cuda_graphs: bool = False
     """Blocks run as CUDA graphs: the host launches no kernel of theirs on its own."""
 

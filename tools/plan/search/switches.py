@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Iterator
+from typing import Any
 
 from parallel.errors import UserError
 from tools.plan.cost.hardware import computable, on_cpu
@@ -11,11 +11,11 @@ from tools.plan.search.enumeration import copies_of_shards
 from tools.plan.search.pricing import HELD, SPENT, PricedLayout, price
 from tools.plan.search.recipe import configuration, problems
 from tools.plan.search.request import PlanRequest
+from training.config.activation_offload import offloadable
 from training.config.incompatible import offload_problems
 from training.config.run_config import RunConfig
-from training.config.train_config import OffloadModule
 from training.memory.layouts import Candidate
-from training.memory.oom_candidates import LOSS_CHUNK_TOKENS
+from training.memory.oom_candidates import LOSS_CHUNK_TOKENS, ON_THE_HOST
 from training.memory.peak import SAFE_SHARE
 from training.memory.planned import planned_modules
 from training.memory.predicted import of_stages
@@ -45,11 +45,7 @@ def switched(
 
 def kept_on_the_host(question: PlanRequest) -> PlanRequest:
     """All of the optimizer's state."""
-    optimizer = dataclasses.replace(
-        question.optimizer,
-        optimizer_cpu_offload=True, optimizer_offload_fraction=1.0, use_precision_aware_optimizer=False,
-        exp_avg_dtype="fp32", exp_avg_sq_dtype="fp32", main_params_dtype="fp32",
-    )  # fmt: skip
+    optimizer = dataclasses.replace(question.optimizer, **ON_THE_HOST)
     return dataclasses.replace(question, optimizer=optimizer)
 
 
@@ -67,16 +63,9 @@ def activations_on_the_host(question: PlanRequest, layout: Candidate) -> PlanReq
 def modules_on_the_host(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> PlanRequest:
     """Inputs of every module that may be named for this model, whatever else forbids it."""
 
-    def asked(modules: Sequence[OffloadModule]) -> PlanRequest:
-        return dataclasses.replace(question, offload_modules=tuple(modules), cpu_offloading_num_layers=0)
-
-    def may_be_named(module: OffloadModule) -> bool:
-        beside: tuple[OffloadModule, ...] = ("core_attn",) if module == "attn_proj" else ()
-        config = configuration(asked((*beside, module)), layout, base)
-        return not any(f'"{module}"' in problem for problem in config.problems(question.num_gpus))
-
-    named = [module for module in get_args(OffloadModule) if may_be_named(module)]
-    return asked([module for module in named if module != "attn_proj" or "core_attn" in named])
+    config = configuration(question, layout, base)
+    modules = offloadable(question.shape, config.precision, config.kernels, config.train)
+    return dataclasses.replace(question, offload_modules=modules, cpu_offloading_num_layers=0)
 
 
 def within_budget(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
@@ -119,7 +108,7 @@ def _what_pays(
 def _kept_otherwise(
     question: PlanRequest, layout: Candidate, base: RunConfig | None
 ) -> Iterator[tuple[str, PlanRequest]]:
-    """What holds less and is no matter of the layout; only what a GPU has."""
+    """What holds less, or launches otherwise, and is no matter of the layout; only what a GPU has."""
     if on_cpu(question.cluster):
         return
     optimizer = question.optimizer
@@ -142,6 +131,9 @@ def _kept_otherwise(
     modules = modules_on_the_host(question, layout, base)
     if len(modules.offload_modules) > len(question.offload_modules) and layout.recompute != "full":
         yield "modules on the host", modules
+    if layout.precision in ("fp32", "fp16", "bf16"):
+        other = dataclasses.replace(question, compile=not question.compile)
+        yield f"{'without' if question.compile else 'with'} compiled blocks", other
 
 
 def _offload_problems(config: RunConfig) -> list[str]:
