@@ -5,6 +5,7 @@
 
 import functools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,15 @@ import pytest
 import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
 from layout_cases import MODELS, Model, drawn
+from models.layers import compiled
+from models.layers.compiled import Compiler
+from models.resolve import resolve
 from refused_layouts import GPU_ONLY, REFUSED, Refused
 from tools.parity.compare import Observed, compare, observe
+from tools.parity.layouts import with_layout
 from training.cli import parse
+from training.memory.planned import Modules
+from training.memory.recompute_plan import recompute_plans
 
 TABLE = Path(__file__).resolve().parent.parent / "docs/layouts.md"
 CASES = [(model, layout) for model in MODELS for layout in model.layouts]
@@ -55,7 +62,7 @@ def test_layout_trains_as_one_rank(
 @pytest.mark.parametrize(
     ("model", "layout", "switches"), SWITCHED, ids=[f"{m.name[:24]}-{named(layout, on)}" for m, layout, on in SWITCHED]
 )
-def test_what_holds_less_trains_as_one_rank_without(
+def test_switched_layout_trains_as_one_rank_without(
     model: Model,
     layout: str,
     switches: tuple[str, ...],
@@ -63,10 +70,19 @@ def test_what_holds_less_trains_as_one_rank_without(
     references: functools.cache,  # type: ignore[type-arg]
     proven: dict,  # type: ignore[type-arg]
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(compiled, "Compiler", partial(Compiler, backend="aot_eager"))  # the ranks are forked from here
     verdict = compare(model.config(switches), prepared, layout, references(model), tmp_path)
     proven[model.name, named(layout, switches)] = "; ".join(verdict.problems) or "proven"
     assert not verdict.problems, verdict
+
+
+def test_the_budget_of_the_table_recomputes_a_part() -> None:
+    config, world_size = with_layout(MODELS[0].config(["auto"]), "dp2zero2")
+    shape, modules = resolve(config.model, None), Modules(cuda=False, transformer_engine=False)
+    (plan,) = recompute_plans(config, world_size, shape, modules)
+    assert 0 < plan.flops < plan.most_flops
 
 
 @pytest.mark.parametrize(
@@ -143,13 +159,13 @@ loss counted as layers, `[Et|tL]` what each chunk holds in Megatron's letters, `
 experts (otherwise all-to-all). Try your own:
 `python -m tools.parity RECIPE --layouts tp2spep2etp1 ...`.
 
-Switches are what holds less memory, against the same rank without: `recompute` is full recomputation, `selective` that
-of `core_attn` and `mlp`, `offload` one block of each chunk whose activations wait on the host, `chunks` logits of 16
-tokens at a time. `train.recompute` and `train.compile` have tests of their own
-([recompute](../tests/models/test_recompute.py), [compile](../tests/models/test_compiled.py)). What a GPU alone leaves
-to its host, or keeps in fewer bits, is compared on the emulated device
+Switches hold less memory, or compile, against one rank without: `recompute` is full recomputation, `selective` that of
+`core_attn` and `mlp`, `auto` what pays within 4.5 MiB a rank (`train.recompute`), `offload` one block of each chunk
+whose activations wait on the host, `chunks` logits of 16 tokens at a time, `compile` compiled blocks (`train.compile`)
+before Inductor's kernels, which have [their own tests](../tests/models/test_compiled.py). What a GPU alone leaves to
+its host, or keeps in fewer bits, is compared on the emulated device
 ([state and shards](../tests/gpu_path/test_optimizer_state.py), [activations](../tests/gpu_path/test_training.py),
-[by module](../tests/gpu_path/test_fine_grained_offload.py)).
+[by module](../tests/gpu_path/test_fine_grained_offload.py), [compiled blocks](../tests/gpu_path/test_compiled.py)).
 
 | Model | Layouts | With switches |
 |---|---|---|"""

@@ -34,8 +34,10 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "selective": {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp")},
     "offload": {"cpu_offloading_num_layers": 1},
     "chunks": {"cross_entropy_chunk_tokens": 16},
+    "auto": {"recompute": "auto:4.5MiB"},
+    "compile": {"compile": True},
 }
-"""Fields of the section train that hold less."""
+"""Fields of the section train that hold less, or compute by other kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,8 @@ MODELS = [
         + both("dp2 dp4 tp2spdp2 pp2dp2 pp2vpp2dp2 cp2dp2 dp4hsdp2 tp2spdp4hsdp2"),
         num_layers=4,
         global_batch_size=4,
-        switches="tp2sp+offload+chunks pp2vpp2+recompute+chunks cp2+selective+chunks dp2zero3+selective+offload",
+        switches="tp2sp+offload+chunks pp2vpp2+recompute+chunks cp2+selective+chunks dp2zero3+selective+offload "
+        "dp2zero2+auto tp2sp+compile dp2zero3+compile+chunks",
     ),
     model("Qwen3: norms of queries and keys", "tp2sp dp2", shape="qwen3_tiny"),
     model("Qwen2: biases of queries, keys and values", "tp2 pp2", shape="qwen2_tiny"),
