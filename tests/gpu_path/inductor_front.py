@@ -20,9 +20,12 @@ from torch._inductor.decomposition import select_decomp_table
 
 from models.layers import compiled
 
-EXTERN = ("mm", "bmm", "addmm", "baddbmm", "attention")
-"""Operators that Inductor leaves to libraries, by a part of their names."""
-VIEWS = ("view", "permute", "alias", "getitem", "split", "slice.Tensor", "unsqueeze", "squeeze", "expand", "select")
+EXTERN = ("mm", "bmm", "addmm", "baddbmm")
+"""Operators that Inductor leaves to libraries, as it does with attention."""
+VIEWS = (
+    "view", "permute", "alias", "getitem", "split", "split_with_sizes", "slice", "unsqueeze", "squeeze", "expand",
+    "select", "control_deps",
+)  # fmt: skip
 """Launch nothing."""
 
 
@@ -33,19 +36,24 @@ def launches(graph: fx.Graph) -> int:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if _is_one_of(node, EXTERN):
+        if _is_extern(node):
             extern += 1
             continue
         joined = {group[one] for one in node.all_input_nodes if one in group}
         own = min(joined, default=len(group) + 1)
         group.update({one: own for one, number in group.items() if number in joined})
         group[node] = own
-    return extern + len({number for node, number in group.items() if not _is_one_of(node, VIEWS)})
+    return extern + len({number for node, number in group.items() if _operator(node) not in VIEWS})
 
 
-def _is_one_of(node: fx.Node, names: Sequence[str]) -> bool:
-    target = str(node.target)
-    return any(f"{name}." in f"{target}." or name in target.split(" ") for name in names)
+def _is_extern(node: fx.Node) -> bool:
+    return _operator(node) in EXTERN or "attention" in _operator(node)
+
+
+def _operator(node: fx.Node) -> str:
+    """``mm`` of ``aten.mm.default``."""
+    target: Any = node.target
+    return str(target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else target.__name__)
 
 
 def as_kernels(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -35,8 +35,9 @@ class Stopwatch:
         self.started: list[Any] = [None] * len(self.parts)
         self.pairs: list[tuple[Any, Any]] = []
         self.times_s: list[float] = []
-        # Never compiled (train.compile): events would be traced, and each part's number would compile a layer again.
-        start, end = torch.compiler.disable(self._start), torch.compiler.disable(self._end)
+        start, end = self._start, self._end
+        if self.cuda:  # train.compile would trace the events, and compile a layer again for each part's number
+            start, end = torch.compiler.disable(start), torch.compiler.disable(end)
         for number, part in enumerate(self.parts):
             part.register_forward_pre_hook(lambda module, _inputs, number=number: start(number, module))
             part.register_forward_hook(lambda _module, _inputs, _output, number=number: end(number))
