@@ -1,8 +1,8 @@
 """A hook: train.compile on the emulated device, all of it but Inductor's kernels, for which Triton wants a GPU.
 
 Dynamo, Inductor's decompositions and its partition of forward and backward run; the graphs run operator by operator.
-Each graph counts as the launches that Inductor's kernels would be, as far as a graph shows them: one of each matrix
-product or attention, and one of all that hangs together beside these.
+Each graph counts as the launches that Inductor's kernels would be at least: one of each matrix product or attention,
+and one of all that hangs together beside these. Inductor may split such a group, at reductions above all.
 """
 
 import os

@@ -1,5 +1,6 @@
 """A hook for a process that has not imported Megatron yet: what its jit_fuser, torch.compile, fuses on a GPU
-(activations, biases with dropout and residual) counts as one launch of ``launch_meter``, not operator by operator."""
+(activations, biases with dropout and residual) counts as one launch of ``launch_meter``, not operator by operator, as
+backward passes still do that Megatron leaves to autograd (of biases with dropout)."""
 
 import functools
 from collections.abc import Callable

@@ -26,7 +26,7 @@ def graphs(printed: str) -> str:
 
 
 def assert_compiled(printed: str, run_dir: Path, expected: str) -> None:
-    """Once for each kind of block, and nothing later."""
+    """What is expected, and nothing later."""
     assert graphs(printed) == expected
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) > 1 and not any(step["recompilations"] for step in steps)
@@ -55,13 +55,13 @@ def test_layouts_train_compiled_as_one_cpu_rank(
     printed = (te_device if engine else device).train(
         Training(layout=layout, shape=shape), tmp_path, EMULATION, (*COMPILE, *flags)
     )
-    assert graphs(printed)
+    assert_compiled(printed, tmp_path, graphs(printed))
     assert_same(tmp_path, on_the_cpu(shape))
 
 
 @pytest.mark.campaign
 def test_compiled_blocks_keep_the_same_bytes(te_device: WarmDevice, tmp_path: Path) -> None:
-    """By the difference of eight blocks and four, as the planner takes it (Software.compiled)."""
+    """Dense ones, by the difference of eight blocks and four, as the planner takes it (Software.compiled)."""
     kept = dict[bool, float]()
     for compiled in (False, True):
         activations = []

@@ -1,6 +1,7 @@
 """What takes most of a memory that was too small, and which changes would fit."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from parallel.config import Sharding
 from parallel.launch import Identity
 from training.config.run_config import RunConfig
 from training.memory.oom_candidates import AlteredPlan, altered, stage_fields
-from training.memory.peak import SAFE_SHARE
+from training.memory.peak import SAFE_HOST_SHARE, SAFE_SHARE
 from training.memory.planned import Modules, Planned
 from training.memory.predicted import Predicted, fullest, largest_first, size
 
@@ -29,6 +30,8 @@ class Room:
     bytes: float
     words: str
     """With ``{}`` for the size."""
+    host_bytes: float = math.inf
+    """A rank's share of its node's memory, for what is offloaded."""
 
     def __str__(self) -> str:
         return self.words.format(size(self.bytes))
@@ -49,7 +52,9 @@ def advice(config: RunConfig, identity: Identity, shape: GPTShape, modules: Modu
             "By that it should have fitted: look for other processes there, then for what no formula knows "
             "(fragmentation, uneven experts, a field of model.megatron)."
         )
-    fitting = changes_that_fit(asked, shape, modules, most, identity.local_world_size)
+    fitting = changes_that_fit(
+        asked, shape, modules, most, SAFE_HOST_SHARE * room.host_bytes, identity.local_world_size
+    )
     if not fitting:
         return "\n".join([*lines, *no_change(asked, shape, modules, most, identity.local_world_size)])
     lines.append(f"These would fit below {size(most)} ({safe}), what costs least speed first:")
@@ -57,14 +62,18 @@ def advice(config: RunConfig, identity: Identity, shape: GPTShape, modules: Modu
 
 
 def changes_that_fit(
-    asked: Planned, shape: GPTShape, modules: Modules, most: float, ranks_per_node: int
+    asked: Planned, shape: GPTShape, modules: Modules, most: float, most_on_host: float, ranks_per_node: int
 ) -> list[tuple[AlteredPlan, Predicted]]:
     """At most ``SHOWN``: of the same axes the fastest, and none of which a part alone is enough."""
     choices = altered(asked, shape, ranks_per_node)
     if not choices:
         return []
     priced = fullest([choice.planned for choice in choices], shape, modules)
-    fit = [(choice, held) for choice, held in zip(choices, priced, strict=True) if held.total <= most]
+    fit = [
+        (choice, held)
+        for choice, held in zip(choices, priced, strict=True)
+        if held.total <= most and held.host <= most_on_host
+    ]
     found: list[tuple[AlteredPlan, Predicted]] = []
     for choice, held in fit:
         more = any(choice.has_all_of(other) for other, _ in fit)

@@ -67,7 +67,9 @@ def of_the_host() -> str:
 def own_room(ranks: Ranks) -> Room:
     """What this rank can have: its card, or its share of what the host, a container or a limit of its own leaves."""
     if ranks.device.type == "cuda":
-        return Room(bytes=torch.cuda.get_device_properties(ranks.device).total_memory, words="the card's {}")
+        host = host_memory.total_bytes() / ranks.identity.local_world_size
+        card = torch.cuda.get_device_properties(ranks.device).total_memory
+        return Room(bytes=card, words="the card's {}", host_bytes=host)
     own = psutil.Process().memory_info()
     share = host_memory.total_bytes() / ranks.identity.local_world_size - own.rss
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)

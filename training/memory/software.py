@@ -88,7 +88,8 @@ class Software:
     recomputes_latents: bool = False
     """Of latent attention: queries, keys and values, from their latents."""
     compiled: bool = False
-    """Blocks are torch.compile's (train.compile), around Transformer Engine's modules; they keep the same bytes."""
+    """Blocks are torch.compile's (train.compile), around Transformer Engine's modules. They are taken to keep the same
+    bytes, as dense ones do."""
     graphed: bool = False
     """Attention and the router, at least, run as CUDA graphs: few launches are left to hold up a layer of experts."""
     waits_for_counts: bool = True

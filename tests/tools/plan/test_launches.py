@@ -140,7 +140,7 @@ def test_cuda_graphs_take_launches_away() -> None:
 
 
 def test_compiled_blocks_launch_what_was_counted() -> None:
-    """More of a dense block, fewer of latent attention; where kernels are large, none of it matters."""
+    """More of a dense block with a gate, fewer of latent attention; where kernels are large, none of it matters."""
 
     def gain(model: str, **asking: int) -> float:
         asked = question(model, "a100_ib", **asking)

@@ -114,6 +114,15 @@ def test_modules_are_offered_on_long_sequences() -> None:
     assert any("--train.offload_modules qkv_linear core_attn attn_proj: " in line for line in lines[2:]), lines
 
 
+def test_nothing_goes_to_a_host_without_the_room() -> None:
+    """Of 16 GiB a rank, 9.6 are safe: neither 12 GiB of modules nor the optimizer's 15 are offered."""
+    long = "--model.seq_length 98304 --train.cross_entropy_chunk_tokens 1024 --parallel.sequence_parallel True"
+    flags = f"{LLAMA} --parallel.tensor_model_parallel_size 8 {long}"
+    poor = dataclasses.replace(H100, host_bytes=16 * 2**30)
+    with_room, without = ("\n".join(printed(flags, 8, room)) for room in (H100, poor))
+    assert "offload" in with_room and "offload" not in without and "recompute" in without
+
+
 def test_state_in_fewer_bits_can_go_to_the_host_in_fp32() -> None:
     low = "--optimizer.use_precision_aware_optimizer True"
     moments = "--optimizer.exp_avg_dtype bf16 --optimizer.exp_avg_sq_dtype bf16"

@@ -62,7 +62,6 @@ def activations_on_the_host(question: PlanRequest, layout: Candidate) -> PlanReq
 
 def modules_on_the_host(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> PlanRequest:
     """Inputs of every module that may be named for this model, whatever else forbids it."""
-
     config = configuration(question, layout, base)
     modules = offloadable(question.shape, config.precision, config.kernels, config.train)
     return dataclasses.replace(question, offload_modules=modules, cpu_offloading_num_layers=0)
