@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,6 +19,8 @@ from training.config.run_config import RunConfig
 
 RECIPE = "slurm/recipes/debug.toml"
 SAMPLES, MICROBATCHES = 2, 2
+HEADS = ("0.output_layer.weight", "1.output_layer.weight", "0.embedding.word_embeddings.weight")
+"""By chunk. In bf16 their gradients are the one difference: sums of pieces that a product of all tokens rounds once."""
 PIECE = 24
 """Tokens: with two samples 12 rows, which do not divide a sequence of 64."""
 
@@ -74,9 +76,13 @@ def compare(identity: Identity, config: RunConfig, world_size: int) -> None:
         assert whole.keys() == pieces.keys()
         for name, expected in whole.items():
             tolerance = 1e-6 * float(expected.abs().max())
-            torch.testing.assert_close(pieces[name], expected, rtol=1e-6, atol=tolerance)
+            if config.precision.dtype == "bf16" and name in HEADS:
+                assert (pieces[name] - expected).norm() < 2**-8 * expected.norm()
+            else:
+                torch.testing.assert_close(pieces[name], expected, rtol=1e-6, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("layout", "model"),
     [
@@ -92,8 +98,9 @@ def compare(identity: Identity, config: RunConfig, world_size: int) -> None:
         ("tp2sp", {"final_logit_softcapping": 2.0, "logits_scaling": 3.0, "embedding_multiplier": 2.0}),
     ],
 )
-def test_the_same_losses_and_gradients(layout: str, model: dict[str, Any]) -> None:
+def test_the_same_losses_and_gradients(layout: str, model: dict[str, Any], dtype: Literal["fp32", "bf16"]) -> None:
     config, world_size = configured(layout, **model)
+    config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, dtype=dtype))
     run_ranks(world_size, compare, config, world_size)
 
 
