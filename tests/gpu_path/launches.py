@@ -16,11 +16,11 @@ from parallel.output import columns
 from tests.gpu_path.emulator import ROOT, Emulation
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))  # as pytest does: the next one imports from there
-from tests.gpu_path.trainings import Training, WarmDevice, warm_device
+from tests.gpu_path.trainings import EXTENSION, Training, WarmDevice, warm_device
 
-HOOKS = ("tests.gpu_path.inductor_front", "tests.gpu_path.launch_meter")
+INDUCTOR_FRONT = "tests.gpu_path.inductor_front"
+HOOKS = (INDUCTOR_FRONT, "tests.gpu_path.launch_meter")
 JIT_FUSED = "tests.gpu_path.jit_fused"
-EXTENSION = "tests.gpu_path.te.extension"
 FEWER, MORE = 2, 4
 """Blocks of the two models."""
 BATCH = 2

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.gpu_path.launches import COMPILE, EXTENSION, FP8, JIT_FUSED, LaunchCase, counted, recomputing
-from tests.gpu_path.trainings import WarmDevice, warm_device
+from tests.gpu_path.launches import COMPILE, FP8, JIT_FUSED, LaunchCase, counted, recomputing
+from tests.gpu_path.trainings import EXTENSION, WarmDevice, warm_device
 from tools.plan.cost import launches
 from tools.plan.cost.launches import COMPILED, ENGINE, OWN, SPLIT, WHOLE, Launches, Program
 

@@ -165,10 +165,12 @@ def test_compiled_blocks_launch_what_was_counted() -> None:
     assert 0 < compiled < plain
 
 
-def test_fp8_is_not_compiled() -> None:
+def test_neither_fp8_nor_cuda_graphs_are_compiled() -> None:
     asked = question("llama32_1b", "h100_ib", gpus=8, batch=8, seq=512)
-    (plan,) = price(asked, [Candidate(tp=8, microbatches=8, precision="fp8")])
-    assert not [words for words, *_ in switched(asked, plan) if "compiled" in words]
+    graphed = dataclasses.replace(asked, cuda_graphs=True)
+    for own, precision in ((asked, "fp8"), (graphed, "bf16")):
+        (plan,) = price(own, [Candidate(tp=8, microbatches=8, precision=precision)])
+        assert not [words for words, *_ in switched(own, plan) if "compiled" in words]
 
 
 def test_hosts_differ() -> None:

@@ -115,7 +115,7 @@ def test_modules_are_offered_on_long_sequences() -> None:
 
 
 def test_nothing_goes_to_a_host_without_the_room() -> None:
-    """Of 16 GiB a rank, 9.6 are safe: neither 12 GiB of modules nor the optimizer's 15 are offered."""
+    """Of 16 GiB a rank, 9.6 are safe."""
     long = "--model.seq_length 98304 --train.cross_entropy_chunk_tokens 1024 --parallel.sequence_parallel True"
     flags = f"{LLAMA} --parallel.tensor_model_parallel_size 8 {long}"
     poor = dataclasses.replace(H100, host_bytes=16 * 2**30)

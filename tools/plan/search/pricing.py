@@ -198,8 +198,7 @@ def asked_program(question: PlanRequest, precision: str, zero: Zero) -> Software
     modules = 0 if on_cpu(question.cluster) else encoded(question.offload_modules)
     share = question.activation_offload_fraction
     own = replace(own, offloaded_blocks=away, offloaded_modules=modules, offloaded_module_share=share)
-    own = replace(own, compiled=question.compile and not on_cpu(question.cluster))
-    return sharded(replace(own, loss_chunk_tokens=pieces, **kept), zero)
+    return sharded(replace(own, loss_chunk_tokens=pieces, compiled=question.compile, **kept), zero)
 
 
 def constants(cluster: Cluster) -> Constants:

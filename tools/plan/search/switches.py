@@ -12,7 +12,7 @@ from tools.plan.search.pricing import HELD, SPENT, PricedLayout, price
 from tools.plan.search.recipe import configuration, problems
 from tools.plan.search.request import PlanRequest
 from training.config.activation_offload import offloadable
-from training.config.incompatible import offload_problems
+from training.config.incompatible import compile_problems, offload_problems
 from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 from training.memory.oom_candidates import LOSS_CHUNK_TOKENS, ON_THE_HOST
@@ -130,8 +130,9 @@ def _kept_otherwise(
     modules = modules_on_the_host(question, layout, base)
     if len(modules.offload_modules) > len(question.offload_modules) and layout.recompute != "full":
         yield "modules on the host", modules
-    if layout.precision in ("fp32", "fp16", "bf16"):
-        other = dataclasses.replace(question, compile=not question.compile)
+    other = dataclasses.replace(question, compile=not question.compile)
+    config = configuration(other, layout, base)
+    if question.compile or not compile_problems(config.precision, config.kernels.graphs):
         yield f"{'without' if question.compile else 'with'} compiled blocks", other
 
 
