@@ -1,0 +1,144 @@
+"""Triplane's answer to a case beside the oracle's: every number, and how far apart they may be."""
+
+import itertools
+import math
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.prepared import Prepared
+from parallel.launch import Identity
+from parallel.local_ranks import fork_ranks
+from tests.oracle.case import STEPS, Case, corpus
+from tests.oracle.exported import State, assembled, exported
+from tests.oracle.oracle import AdamW, answer, clip_scale, global_batches
+from tests.oracle.reference import load
+from tests.oracle.sizes import scheduled
+from tests.oracle.trained import train_case
+
+LOSS, NORM, GRADIENT, UPDATE, SCHEDULE = 1e-5, 2e-5, 1e-4, 1e-5, 1e-9
+"""Bounds, relative, for fp32 on both sides."""
+SMALL = 1e-6
+"""Of a gradient that is nothing but rounding, such as that of a key's bias: what of the whole gradient's norm it may
+be off by."""
+ROUNDING = 1e-7
+"""Of a weight's norm, that an update may be off by: fp32 has 24 bits."""
+
+
+@dataclass
+class Verdict:
+    """equal; refused: Triplane says before the start why it does not train this; different."""
+
+    kind: str
+    words: list[str] = field(default_factory=list)
+    furthest: dict[str, float] = field(default_factory=dict)
+    """Of each quantity, the largest distance over its bound."""
+
+
+def judge(case: Case) -> Verdict:
+    """Ranks, and then the oracle in a process of its own: this one never computes."""
+    if problems := case.config.problems(case.world_size):
+        return Verdict("refused", problems)
+    with tempfile.TemporaryDirectory(prefix="triplane-oracle-") as name:
+        folder = Path(name)
+        prepared = corpus(case, folder)
+
+        def rank(identity: Identity) -> int:
+            train_case(identity, case, prepared, folder)
+            return 0
+
+        def oracle(_: Identity) -> int:
+            torch.save(compared(case, prepared, folder), folder / "verdict.pt")
+            return 0
+
+        for world_size, run in ((case.world_size, rank), (1, oracle)):
+            code, failure = fork_ranks(world_size, run)
+            if failure is not None or code:
+                return Verdict("failed", [failure.text if failure else f"exit code {code}"])
+        verdict: Verdict = torch.load(folder / "verdict.pt", weights_only=False)
+        return verdict
+
+
+def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
+    """All iterations."""
+    ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(case.world_size)]
+    steps = [together(case, [rank[number] for rank in ranks]) for number in range(STEPS)]
+    verdict, adam = Verdict("equal"), AdamW(case.config.optimizer)
+    schedule = scheduled(case.config, STEPS)
+    batches = itertools.islice(global_batches(case, prepared), STEPS)
+    for number, (step, batch, (lr, decay)) in enumerate(zip(steps, batches, schedule, strict=True), 1):
+        note = Notes(verdict, f"iteration {number}")
+        theirs = answer(load(case.shape, step["weights"], folder), batch)
+        note.close("loss", step["loss"], theirs.loss, LOSS)
+        note.close("samples", step["samples"], sum(len(one.tokens) for each in batch for one in each), 0.0)
+        note.close("tokens", step["tokens"], sum(float(one.loss_mask.sum()) for each in batch for one in each), 0.0)
+        note.close("gradient norm", step["grad_norm"], theirs.norm, NORM)
+        gradients(note, step["gradients"], theirs.gradients, theirs.norm)
+        scale = clip_scale(theirs.norm, case.config.optimizer.clip_grad)
+        note.close("gradient norm after clipping", whole_norm(step["clipped"]), theirs.norm * scale, NORM)
+        note.close("learning rate", step["learning_rate"], lr, SCHEDULE)
+        note.close("weight decay", step["weight_decay"], decay, SCHEDULE)
+        updated = adam.updated(step["weights"], step["gradients"], scale, lr, decay)
+        updates(note, step, updated)
+    return verdict
+
+
+def together(case: Case, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """One iteration of all ranks: numbers as the first has them, tensors whole, under transformers' names."""
+    step = dict(ranks[0])
+    step["weight_decay"] = max(rank["weight_decay"] for rank in ranks)
+    for name in ("weights", "gradients", "clipped", "updated"):
+        step[name] = exported(assembled([part for rank in ranks for part in rank[name]]), case.shape)
+    return step
+
+
+@dataclass
+class Notes:
+    """What of an iteration is off."""
+
+    verdict: Verdict
+    where: str
+
+    def close(self, what: str, ours: float, theirs: float, bound: float) -> None:
+        self.distance(what, abs(ours - theirs), bound * abs(theirs), f"{ours:.8g}, where the oracle has {theirs:.8g}")
+
+    def distance(self, what: str, found: float, allowed: float, words: str) -> None:
+        """what: a quantity, with a name behind " of " where it is of one tensor."""
+        share = 0.0 if found == 0 else found / allowed if allowed > 0 else math.inf
+        share = share if math.isfinite(share) else math.inf
+        kind = what.split(" of ")[0]
+        self.verdict.furthest[kind] = max(self.verdict.furthest.get(kind, 0.0), share)
+        if share > 1:
+            self.verdict.kind = "different"
+            self.verdict.words.append(f"{self.where}: {what} is {words}")
+
+
+def whole_norm(tensors: State) -> float:
+    return float(torch.stack([norm(one).square() for one in tensors.values()]).sum().sqrt())
+
+
+def norm(tensor: Tensor) -> Tensor:
+    return tensor.double().norm()
+
+
+def gradients(note: Notes, ours: State, theirs: State, whole: float) -> None:
+    """Each by its own norm."""
+    for name in sorted(ours.keys() ^ theirs.keys()):
+        note.distance("gradient of " + name, math.inf, 0.0, "one side's alone")
+    for name in ours.keys() & theirs.keys():
+        off, size = norm(ours[name] - theirs[name]).item(), norm(theirs[name]).item()
+        allowed = max(GRADIENT * size, SMALL * whole)
+        note.distance("gradient of " + name, off, allowed, f"off by {off:.2e}, its norm is {size:.2e}")
+
+
+def updates(note: Notes, step: dict[str, Any], theirs: State) -> None:
+    """Of weights: what a step added."""
+    for name, updated in theirs.items():
+        before, ours = step["weights"][name], step["updated"][name]
+        off, size = norm(ours - updated).item(), norm(updated - before).item()
+        allowed = UPDATE * size + ROUNDING * norm(before).item()
+        note.distance("update of " + name, off, allowed, f"off by {off:.2e}, its norm is {size:.2e}")

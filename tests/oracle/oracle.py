@@ -1,0 +1,134 @@
+"""The answer to a case from transformers, plain PyTorch and Megatron's scheduler: loss, gradients, norms, updates."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.prepared import Prepared
+from models.shapes import GPTShape
+from tests.oracle.batches import Microbatch, microbatch
+from tests.oracle.case import END, Case
+from tests.oracle.exported import State
+from tests.oracle.losses import Balance, cross_entropy_sum, rolled, routing_loss, scores_and_counts, tokens_at
+from tests.oracle.reference import Reference
+from tests.oracle.sizes import batch_sizes
+from training.parts import open_source
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """Of one iteration."""
+
+    loss: float
+    gradients: State
+
+    @property
+    def norm(self) -> float:
+        """Of all gradients together."""
+        return float(torch.stack([one.double().square().sum() for one in self.gradients.values()]).sum().sqrt())
+
+
+def global_batches(case: Case, prepared: Prepared) -> Iterator[list[list[Microbatch]]]:
+    """Of each iteration the microbatches, each a list over the replicas: Megatron's order is microbatch, replica,
+    sample."""
+    config, consumed = case.config, 0
+    source, data = open_source(prepared, config, "train"), config.data
+    micro, replicas = config.train.micro_batch_size, config.layout(case.world_size).dp
+    for size in batch_sizes(config):
+        windows = source.fetch(np.arange(consumed, consumed + size))
+        parts = [
+            microbatch(
+                windows[first : first + micro],
+                END,
+                apart=data.reset_attention_mask,
+                restart=data.reset_position_ids,
+                masked=data.eod_mask_loss,
+            )
+            for first in range(0, size, micro)
+        ]
+        yield [parts[first : first + replicas] for first in range(0, len(parts), replicas)]
+        consumed += size
+
+
+def answer(reference: Reference, batches: Sequence[Sequence[Microbatch]]) -> Answer:
+    """Loss and gradients of one global batch."""
+    shape = reference.shape
+    flat = [one for replicas in batches for one in replicas]
+    tokens = [max(tokens_at(flat, depth), 1.0) for depth in range(1 + shape.mtp_num_layers)]
+    reference.model.zero_grad()
+    if reference.mtp is not None:
+        reference.mtp.zero_grad()
+    total, balances = 0.0, [Balance() for _ in range(1 + shape.mtp_num_layers)]
+    is_global = shape.moe_router_load_balancing_type == "global_aux_loss"
+    for replicas in batches:
+        outputs = [list(_outputs(reference, batch)) for batch in replicas]
+        if is_global:
+            _count(outputs, shape, balances)
+        for batch, output in zip(replicas, outputs, strict=True):
+            loss = torch.zeros(())
+            for depth, (logits, routers) in enumerate(output):
+                mask, labels = rolled(batch.loss_mask, depth), rolled(batch.labels, depth)
+                own = cross_entropy_sum(logits, labels, mask) / tokens[depth]
+                total += 0.0 if depth else own.item()
+                weight = shape.mtp_loss_scaling_factor / shape.mtp_num_layers if depth else 1.0
+                balance = balances[depth] if is_global else None
+                loss = loss + weight * own + routing_loss(routers, shape, balance) / len(flat)
+            loss.backward()
+    return Answer(loss=total, gradients=reference.gradients())
+
+
+def _outputs(reference: Reference, batch: Microbatch) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    if reference.mtp is None:
+        yield reference.logits(batch)
+    else:
+        yield from reference.depths(batch)
+
+
+def _count(outputs: Sequence[Sequence[tuple[Tensor, list[Tensor]]]], shape: GPTShape, balances: list[Balance]) -> None:
+    for depth, balance in enumerate(balances):
+        for number, routers in enumerate(zip(*(output[depth][1] for output in outputs), strict=True)):
+            counts = [scores_and_counts(logits.detach().float(), shape)[1].sum((0, 1)) for logits in routers]
+            balance.add(number, torch.stack(counts).sum(0))
+
+
+class AdamW:
+    """torch's, with Megatron's rule: weights decay, biases and vectors do not."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.optimizer: torch.optim.AdamW | None = None
+        self.weights: dict[str, torch.nn.Parameter] = {}
+
+    def updated(self, weights: State, gradients: State, scale: float, lr: float, decay: float) -> State:
+        """The weights of ``gradients``' names after one step with gradients times ``scale``."""
+        if self.optimizer is None:
+            self.weights = {name: torch.nn.Parameter(weights[name].clone()) for name in gradients}
+            spared = [param for name, param in self.weights.items() if spares(name, param)]
+            others = [param for name, param in self.weights.items() if not spares(name, param)]
+            betas, eps = (self.settings.adam_beta1, self.settings.adam_beta2), self.settings.adam_eps
+            groups = [{"params": others}, {"params": spared, "weight_decay": 0.0}]
+            self.optimizer = torch.optim.AdamW(groups, betas=betas, eps=eps)
+        first, second = self.optimizer.param_groups
+        first["lr"] = second["lr"] = lr
+        first["weight_decay"] = decay
+        with torch.no_grad():
+            for name, param in self.weights.items():
+                param.copy_(weights[name])
+                param.grad = gradients[name] * scale
+        self.optimizer.step()
+        return {name: param.detach().clone() for name, param in self.weights.items()}
+
+
+def spares(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor does not decay."""
+    return tensor.dim() == 1 or name.endswith("bias")
+
+
+def clip_scale(norm: float, largest: float) -> float:
+    """What gradients are multiplied by: megatron-core's clip_grad_by_total_norm_fp32."""
+    return min(1.0, largest / (norm + 1e-6)) if largest > 0 else 1.0

@@ -1,0 +1,156 @@
+"""transformers' own model of a case, with the exported weights: logits, and what its routers said.
+
+Documents that do not see one another are computed as what they are: texts of their own, side by side, each a row that
+is padded behind its end, where a causal model cannot look. So no mask of ours is in it, and it holds for mixers, windows
+and chunks of attention as for plain attention.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from models.hf.shapes import write_config
+from models.hf.tables import constants
+from models.shapes import GPTShape
+from tests.models.hf_weights import hf_mtp_model, of_each_expert
+from tests.oracle.batches import Microbatch
+from tests.oracle.exported import State
+
+WITHOUT_POSITIONS = ("mamba2", "nemotron_h")
+"""Whose models take none."""
+
+
+@dataclass
+class Reference:
+    """The model, and its depths of multi-token prediction."""
+
+    shape: GPTShape
+    model: nn.Module
+    mtp: nn.Module | None
+    heard: list[Tensor] = field(default_factory=list)
+    """Logits [tokens, E] of each router that ran, padding included."""
+
+    def logits(self, batch: Microbatch) -> tuple[Tensor, list[Tensor]]:
+        """Logits [b, s, v], and those of each router, [b, s, E]."""
+        rows, real = _rows(batch)
+        self.heard.clear()
+        output = self.model(input_ids=rows["input_ids"], use_cache=False, **self._positions(rows)).logits
+        return self._real(output, real, batch), [self._real(one.view(*real.shape, -1), real, batch) for one in self.heard]
+
+    def depths(self, batch: Microbatch) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Logits of the model and of each depth k, which takes the depth before and the tokens k places on
+        (arXiv:2412.19437, section 2.2); where there are none, as megatron-core has it, token 0. As ``logits``."""
+        assert self.mtp is not None
+        (size, length), positions = batch.tokens.shape, batch.positions
+        self.heard.clear()
+        hidden, ahead = self.model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state, batch.tokens
+        for depth in range(1 + self.shape.mtp_num_layers):
+            if depth:
+                ahead = torch.cat([ahead[:, 1:], torch.zeros_like(ahead[:, :1])], dim=1)
+                self.heard.clear()
+                hidden = self.mtp.forward_layer(depth - 1, hidden, positions, None, input_ids=ahead)
+            yield self.model.lm_head(hidden), [one.view(size, length, -1) for one in self.heard]
+
+    def gradients(self) -> State:
+        """Of every parameter, as transformers would save it."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        own = {name: param.grad for name, param in self.model.named_parameters() if param.grad is not None}
+        found = State(revert_weight_conversion(self.model, own))
+        for name, param in self._mtp_parameters():
+            _, depth, rest = name.split(".", 2)
+            prefix = f"model.layers.{self.shape.num_layers + int(depth)}."
+            rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+            assert param.grad is not None, name
+            found |= {prefix + each: part for each, part in of_each_expert(rest, param.grad)}
+        return found
+
+    def _mtp_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        if self.mtp is None:
+            return []
+        return [(name, param) for name, param in self.mtp.named_parameters() if name.startswith("layers.")]
+
+    def _positions(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        positions = rows["position_ids"]
+        if torch.equal(positions, torch.arange(positions.shape[1]).expand_as(positions)):
+            return {}
+        # Positions that restart would be taken for documents apart, were there no mask.
+        return {"position_ids": positions, "attention_mask": torch.ones_like(positions)}
+
+    @staticmethod
+    def _real(output: Tensor, real: Tensor, batch: Microbatch) -> Tensor:
+        return output[real].view(*batch.tokens.shape, -1)
+
+
+def _rows(batch: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
+    """One document a row, and which of its places are real: [documents, longest]."""
+    spans = [(row, first, last) for row, spans in enumerate(batch.documents) for first, last in spans]
+    longest = max(last - first for _, first, last in spans)
+    real = torch.zeros(len(spans), longest, dtype=torch.bool)
+    tokens, positions = torch.zeros(len(spans), longest).long(), torch.zeros(len(spans), longest).long()
+    for number, (row, first, last) in enumerate(spans):
+        size = last - first
+        real[number, :size] = True
+        tokens[number, :size] = batch.tokens[row, first:last]
+        positions[number, :size] = batch.positions[row, first:last]
+        positions[number, size:] = batch.positions[row, last - 1] + torch.arange(1, longest - size + 1)
+    return {"input_ids": tokens, "position_ids": positions}, real
+
+
+def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
+    """Through a folder as an export writes it."""
+    import transformers
+
+    model_type, config = write_config(shape)
+    plain = {name: tensor for name, tensor in weights.items() if not _of_depth(name, shape)}
+    plain |= {name: torch.tensor(value) for name, value in constants(model_type, shape).items()}
+    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    (folder / "config.json").write_text(json.dumps(config | ends | {"dtype": "float32"}))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.config._experts_implementation = "eager"
+    reference = Reference(shape, model.eval(), None)
+    if shape.mtp_num_layers:
+        reference.mtp = hf_mtp_model(model, shape)
+        _load_depths(reference, weights)
+    for module in [*model.modules(), *(reference.mtp.layers.modules() if reference.mtp is not None else ())]:
+        for name in ("gate", "router"):
+            router = getattr(module, name, None)
+            if _is_router(router, shape):
+                router.register_forward_pre_hook(lambda module, inputs: reference.heard.append(_said(module, *inputs)))
+    return reference
+
+
+def _said(router: nn.Module, hidden: Tensor) -> Tensor:
+    bias = getattr(router, "bias", None)
+    return linear(hidden.reshape(-1, router.weight.shape[1]), router.weight, bias)
+
+
+def _is_router(module: Any, shape: GPTShape) -> bool:
+    weight = getattr(module, "weight", None)
+    return bool(shape.num_moe_experts) and weight is not None and weight.shape[0] == shape.num_moe_experts
+
+
+def _of_depth(name: str, shape: GPTShape) -> bool:
+    return any(f".layers.{shape.num_layers + depth}." in name for depth in range(shape.mtp_num_layers))
+
+
+@torch.no_grad()
+def _load_depths(reference: Reference, weights: State) -> None:
+    """transformers stacks experts in memory: gates before the others."""
+    shape = reference.shape
+    assert reference.mtp is not None
+    state = {name: value for name, value in reference.mtp.layers.state_dict().items() if not name.startswith("embed")}
+    for name, target in state.items():
+        depth, _, rest = name.partition(".")
+        prefix = f"model.layers.{shape.num_layers + int(depth)}."
+        rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+        for each, part in of_each_expert(rest, target):  # views of the target
+            part.copy_(weights[prefix + each])

@@ -1,0 +1,58 @@
+"""Sizes of global batches and Megatron's schedules, by Megatron's own classes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from training.config.run_config import RunConfig
+
+
+def batch_sizes(config: RunConfig) -> Iterator[int]:
+    """Samples of each iteration: Megatron-LM's RampupBatchsizeNumMicroBatchesCalculator."""
+    full, ramp = config.train.global_batch_size, config.train.rampup_batch_size
+    consumed = 0
+    while True:
+        size = full
+        if ramp is not None and consumed < ramp[2]:
+            start, increment, samples = ramp
+            per_increment = samples / ((full - start) // increment) if full > start else samples
+            size = min(full, start + int(consumed / per_increment) * increment)
+        yield size
+        consumed += size
+
+
+def scheduled(config: RunConfig, steps: int) -> list[tuple[float, float]]:
+    """Learning rate and weight decay of the first iterations: Megatron's OptimizerParamScheduler, stepped."""
+    optimizer, train = config.optimizer, config.train
+    sizes = batch_sizes(config)
+    consumed = [0]
+    most = max(train.train_iters, optimizer.lr_decay_iters or 0, optimizer.lr_warmup_iters)
+    for _ in range(most):
+        consumed.append(consumed[-1] + next(sizes))
+    decay = optimizer.lr_decay_iters or train.train_iters
+    wsd = optimizer.lr_wsd_decay_iters or max(1, decay // 5)
+    ramp = optimizer.start_weight_decay, optimizer.end_weight_decay
+    parameters = torch.optim.AdamW([torch.zeros(1)], lr=0.0)
+    fields: dict[str, Any] = {
+        "init_lr": 0.0,
+        "max_lr": optimizer.lr,
+        "min_lr": optimizer.min_lr,
+        "lr_warmup_steps": consumed[optimizer.lr_warmup_iters],
+        "lr_decay_steps": consumed[decay],
+        "lr_decay_style": optimizer.lr_decay_style,
+        "start_wd": optimizer.weight_decay if ramp[0] is None else ramp[0],
+        "end_wd": optimizer.weight_decay if ramp[1] is None else ramp[1],
+        "wd_incr_steps": consumed[train.train_iters],
+        "wd_incr_style": optimizer.weight_decay_incr_style,
+        "wsd_decay_steps": consumed[decay] - consumed[max(0, decay - wsd)],
+        "lr_wsd_decay_style": optimizer.lr_wsd_decay_style,
+    }
+    scheduler = OptimizerParamScheduler(parameters, **fields)
+    found, steps_of = [], batch_sizes(config)
+    for _ in range(steps):
+        (group,) = parameters.param_groups
+        found.append((group["lr"], group["weight_decay"]))
+        scheduler.step(increment=next(steps_of))
+    return found
