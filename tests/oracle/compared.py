@@ -16,13 +16,13 @@ from parallel.local_ranks import fork_ranks
 from tests.oracle.case import STEPS, Case, corpus
 from tests.oracle.exported import State, assembled, exported
 from tests.oracle.oracle import AdamW, answer, clip_scale, global_batches
-from tests.oracle.reference import load
+from tests.oracle.reference import in_double, load
 from tests.oracle.sizes import scheduled
 from tests.oracle.trained import train_case
 
-LOSS, NORM, GRADIENT, UPDATE, SCHEDULE = 1e-5, 2e-5, 1e-4, 1e-5, 1e-9
+LOSS, NORM, GRADIENT, UPDATE, SCHEDULE = 1e-6, 2e-6, 1e-5, 1e-5, 1e-9
 """Bounds, relative, for fp32 on both sides."""
-SMALL = 1e-6
+SMALL = 1e-7
 """Of a gradient that is nothing but rounding, such as that of a key's bias: what of the whole gradient's norm it may
 be off by."""
 ROUNDING = 1e-7
@@ -72,7 +72,9 @@ def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
     batches = itertools.islice(global_batches(case, prepared), STEPS)
     for number, (step, batch, (lr, decay)) in enumerate(zip(steps, batches, schedule, strict=True), 1):
         note = Notes(verdict, f"iteration {number}")
-        theirs = answer(load(case.shape, step["weights"], folder), batch)
+        reference = load(case.shape, step["weights"], folder)
+        with in_double():
+            theirs = answer(reference, batch)
         note.close("loss", step["loss"], theirs.loss, LOSS)
         note.close("samples", step["samples"], sum(len(one.tokens) for each in batch for one in each), 0.0)
         note.close("tokens", step["tokens"], sum(float(one.loss_mask.sum()) for each in batch for one in each), 0.0)

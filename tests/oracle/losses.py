@@ -31,9 +31,9 @@ def routing_loss(routers: Sequence[Tensor], shape: GPTShape, balance: "Balance |
     total = torch.zeros(())
     for number, logits in enumerate(routers):
         if shape.moe_z_loss_coeff:
-            total = total + shape.moe_z_loss_coeff * logits.float().logsumexp(-1).square().mean()
+            total = total + shape.moe_z_loss_coeff * logits.logsumexp(-1).square().mean()
         if shape.moe_aux_loss_coeff and shape.moe_router_load_balancing_type != "none":
-            total = total + shape.moe_aux_loss_coeff * _balancing(logits.float(), shape, number, balance)
+            total = total + shape.moe_aux_loss_coeff * _balancing(logits, shape, number, balance)
     return total
 
 

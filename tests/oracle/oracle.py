@@ -92,7 +92,7 @@ def _outputs(reference: Reference, batch: Microbatch) -> Iterator[tuple[Tensor, 
 def _count(outputs: Sequence[Sequence[tuple[Tensor, list[Tensor]]]], shape: GPTShape, balances: list[Balance]) -> None:
     for depth, balance in enumerate(balances):
         for number, routers in enumerate(zip(*(output[depth][1] for output in outputs), strict=True)):
-            counts = [scores_and_counts(logits.detach().float(), shape)[1].sum((0, 1)) for logits in routers]
+            counts = [scores_and_counts(logits.detach(), shape)[1].sum((0, 1)) for logits in routers]
             balance.add(number, torch.stack(counts).sum(0))
 
 

@@ -5,6 +5,7 @@ is padded behind its end, where a causal model cannot look. So no mask of ours i
 and chunks of attention as for plain attention.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -104,27 +105,49 @@ def _rows(batch: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
     return {"input_ids": tokens, "position_ids": positions}, real
 
 
+@contextlib.contextmanager
+def in_double() -> Iterator[None]:
+    """Within, transformers' models compute in fp64 where they ask for fp32, as norms, softmax and routers do: torch's
+    names of the one stand for the other. For a process of its own; weights are doubled before."""
+    names = {(torch, "float32"): torch.float64, (torch, "float"): torch.float64, (Tensor, "float"): Tensor.double}
+    kept = {(owner, name): getattr(owner, name) for owner, name in names}
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        for (owner, name), value in names.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name), value in kept.items():
+            setattr(owner, name, value)
+        torch.set_default_dtype(default)
+
+
 def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
-    """Through a folder as an export writes it."""
+    """In fp64, through a folder as an export writes it."""
     import transformers
 
     model_type, config = write_config(shape)
     plain = {name: tensor for name, tensor in weights.items() if not _of_depth(name, shape)}
-    plain |= {name: torch.tensor(value) for name, value in constants(model_type, shape).items()}
+    # xIELU: eps, below which transformers lets expm1 begin, is 0 here, as in arXiv:2411.13010: its derivative is smooth.
+    plain |= {
+        name: torch.tensor(0.0 if name.endswith(".eps") else value)
+        for name, value in constants(model_type, shape).items()
+    }
     save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     (folder / "config.json").write_text(json.dumps(config | ends | {"dtype": "float32"}))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.config._experts_implementation = "eager"
-    reference = Reference(shape, model.eval(), None)
+    reference = Reference(shape, model.double().eval(), None)
     if shape.mtp_num_layers:
-        reference.mtp = hf_mtp_model(model, shape)
+        reference.mtp = hf_mtp_model(model, shape).double()
         _load_depths(reference, weights)
     for module in [*model.modules(), *(reference.mtp.layers.modules() if reference.mtp is not None else ())]:
         for name in ("gate", "router"):
             router = getattr(module, name, None)
             if _is_router(router, shape):
-                router.register_forward_pre_hook(lambda module, inputs: reference.heard.append(_said(module, *inputs)))
+                router.register_forward_pre_hook(lambda module, inputs: reference.heard.append(_said(module, inputs[0])))
     return reference
 
 

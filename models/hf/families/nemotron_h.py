@@ -15,6 +15,10 @@ UNUSED = ("num_logits_to_keep", "use_mamba_kernels", "mamba_ssm_cache_dtype", "e
           "mtp_layers_block_type", "mtp_hybrid_override_pattern", "rope_theta", "partial_rotary_factor")  # fmt: skip
 """Keys that transformers' class does not read, or not while it computes logits: it has no rotary positions."""
 
+LEAST_STEP = 1e-30
+"""Of a mixer: none. transformers' class raises smaller ones to time_step_min, by default 1e-3, whatever time_step_limit
+says; the models' own code and megatron-core do not. Not 0: it takes the logarithm where it draws new weights."""
+
 ATTENTION = {
     "self_attention.linear_qkv.layer_norm_weight": same("norm.weight"),
     "self_attention.linear_qkv.weight": by_group(*(f"mixer.{kind}_proj.weight" for kind in "qkv")),
@@ -160,7 +164,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         parts=(
             (read_pattern, lambda shape: {
                 "hybrid_override_pattern": shape.hybrid_layer_pattern, "num_hidden_layers": shape.num_layers}),
-            (read_mixer, lambda shape: {"mamba_num_heads": shape.mamba_heads}),
+            (read_mixer, lambda shape: {"mamba_num_heads": shape.mamba_heads, "time_step_min": LEAST_STEP}),
             (read_attention, _HEADS[1]),
             (read_experts, write_experts),
             tied(False),
