@@ -34,6 +34,8 @@ class Case:
     """Share of tokens that end a document."""
     words: str
     """What else was drawn, for a reader."""
+    weights_seed: int = 0
+    """Of the weights."""
 
     @property
     def shape(self) -> GPTShape:

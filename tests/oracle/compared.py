@@ -18,7 +18,7 @@ from tests.oracle.exported import State, assembled, exported
 from tests.oracle.oracle import AdamW, answer, clip_scale, global_batches
 from tests.oracle.reference import in_double, load
 from tests.oracle.sizes import scheduled
-from tests.oracle.trained import train_case
+from tests.oracle.trained import STARTED, train_case
 
 LOSS, NORM, GRADIENT, UPDATE, SCHEDULE = 1e-6, 2e-6, 1e-5, 1e-5, 1e-9
 """Bounds, relative, for fp32 on both sides."""
@@ -58,7 +58,8 @@ def judge(case: Case) -> Verdict:
         for world_size, run in ((case.world_size, rank), (1, oracle)):
             code, failure = fork_ranks(world_size, run)
             if failure is not None or code:
-                return Verdict("failed", [failure.text if failure else f"exit code {code}"])
+                said = failure is not None and "Traceback" not in failure.text and not (folder / STARTED).exists()
+                return Verdict("refused" if said else "failed", [failure.text if failure else f"exit code {code}"])
         verdict: Verdict = torch.load(folder / "verdict.pt", weights_only=False)
         return verdict
 

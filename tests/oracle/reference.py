@@ -135,6 +135,7 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
         for name, value in constants(model_type, shape).items()
     }
     save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+    config |= {"chunk_size": 16} if "M" in shape.hybrid_layer_pattern else {}  # of a scan: the result is the same
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     (folder / "config.json").write_text(json.dumps(config | ends | {"dtype": "float32"}))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")

@@ -27,6 +27,8 @@ from training.parts import open_source
 from training.progress import Progress
 from training.step import StepRequests
 
+STARTED = "started"
+"""A file: there was a model to train."""
 Parts = list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]
 """Canonical name, shape of the whole, offset, values."""
 
@@ -44,7 +46,8 @@ def train_case(identity: Identity, case: Case, prepared: Prepared, notes: Path) 
     )
     with start as ranks:
         chunks, optim = train.build_parts(config, case.shape, ranks)
-        randomise(chunks, case.shape, case.seed)
+        (notes / STARTED).touch()
+        randomise(chunks, case.shape, case.weights_seed)
         stream = BatchStream(
             lambda: open_source(prepared, config, "train"),
             ranks,

@@ -148,6 +148,16 @@ def exchange_problems(shape: GPTShape, parallel: ParallelConfig, device: Literal
     ]
 
 
+def block_recompute_problems(shape: GPTShape, method: str | None) -> list[str]:
+    """megatron-core's method "block" recomputes each sublayer by itself; "uniform" the two of a block as one."""
+    if method != "block" or not shape.parallel_residual:
+        return []
+    return [
+        'train.recompute_method "block" cannot be with model.parallel_residual: it recomputes an MLP without the '
+        'attention before it, whose input that MLP reads. Use "uniform".'
+    ]
+
+
 def recompute_problems(
     shape: GPTShape, modules: Sequence[str], device: Literal["auto", "cpu", "cuda"] = "auto"
 ) -> list[str]:

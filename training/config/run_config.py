@@ -33,6 +33,7 @@ from training.config.eval_config import EvalConfig, validation_problems
 from training.config.fault_config import FaultConfig
 from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import (
+    block_recompute_problems,
     buffer_problems,
     compile_problems,
     dispatcher_problems,
@@ -295,6 +296,7 @@ class RunConfig:
         found = shape_problems(shape) + mtp_problems(shape, self.data.reset_attention_mask)
         if self.train.recompute_granularity == "selective":
             found += recompute_problems(shape, self.train.recompute_modules, self.device)
+        found += block_recompute_problems(shape, self.train.recompute_method)
         if with_parallel:
             found += stage_problems(self.parallel, shape.num_layers, shape.mtp_num_layers)
             found += split_problems(self.model, shape, self.parallel.tensor_model_parallel_size)

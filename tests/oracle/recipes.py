@@ -1,0 +1,162 @@
+"""Random recipes from a seed: family x data x losses x batch x layout x ZeRO x recomputation x schedule."""
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+from models.families import TINY
+from models.shapes import GPTShape
+from tests.oracle.case import Case
+from tools.parity.layouts import with_layout
+from training.cli import parse
+
+RECIPE = Path(__file__).resolve().parents[2] / "slurm/recipes/debug.toml"
+MOST_RANKS = 8
+TRAIN_ITERS = 7
+DEPTHS = ("deepseek_v3_tiny", "glm45_tiny")
+"""Families whose files, and so transformers' models, have multi-token prediction."""
+FAMILIES = (*TINY, *DEPTHS, "mixtral_tiny", "qwen3_moe_tiny", "qwen2_moe_tiny", "gpt_oss_tiny", "gemma2_tiny")
+"""Those with more to go wrong more than once."""
+ENDS = (0.0, 0.02, 0.1, 0.35, 0.7, 0.97)
+VARIATIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "llama2_tiny": ({"add_qkv_bias": True, "attention_out_bias": True}, {"mlp_bias": True}),
+    "llama3_tiny": ({"untie_embeddings_and_output_weights": False},),
+    "qwen2_tiny": ({"untie_embeddings_and_output_weights": False},),
+    "qwen3_tiny": ({"window_size": (10, 0), "window_attn_skip_freq": "2"},),
+    "ministral_tiny": ({"window_attn_skip_freq": "[1,0,0,1]"},),
+    "granite_tiny": ({"add_bias_linear": True},),
+    "mamba2_tiny": ({"untie_embeddings_and_output_weights": False},),
+    "qwen3_moe_tiny": ({"moe_router_pre_softmax": True, "moe_layer_freq": "[0,1,0,1]"},),
+    "gemma3_tiny": ({"final_logit_softcapping": 3.0},),
+    "olmo2_tiny": ({"num_query_groups": 2},),
+    "llama4_tiny": ({"moe_layer_freq": "[0,1,0,1]"},),
+    "phi4_tiny": ({"rotary_percent": 0.75},),
+    "ernie45_moe_tiny": ({"moe_shared_expert_intermediate_size": 0},),
+}
+
+
+def drawn(seed: int) -> Case:
+    """The case of a seed."""
+    draw = random.Random(seed)
+    family = draw.choice(FAMILIES)
+    shape = TINY[family]
+    model, words = _model(draw, family, shape)
+    sizes, layout = _layout(draw, shape)
+    train, of_batch = _train(draw, sizes, shape)
+    data, of_data = _data(draw)
+    ends = draw.choice(ENDS) if data["eod_mask_loss"] else draw.choice(ENDS[1:4])
+    config = parse.load(RECIPE)
+    config = dataclasses.replace(
+        config,
+        nproc=None,
+        model=dataclasses.replace(config.model, shape=family, **model),
+        train=dataclasses.replace(config.train, train_iters=TRAIN_ITERS, **train),
+        data=dataclasses.replace(config.data, **data),
+        optimizer=dataclasses.replace(config.optimizer, **_optimizer(draw)),
+    )
+    config, world_size = with_layout(config, f"{layout}mbs{train['micro_batch_size']}")
+    words = [*words, *of_batch, *of_data, f"{ends:.0%} ends"]
+    return Case(seed=seed, config=config, world_size=world_size, layout=layout or "tp1", ends=ends, words=", ".join(words))
+
+
+def _model(draw: random.Random, family: str, shape: GPTShape) -> tuple[dict[str, Any], list[str]]:
+    fields: dict[str, Any] = {"seq_length": draw.choice((32, 48, 64))}
+    if family in VARIATIONS and draw.random() < 0.4:
+        fields |= draw.choice(VARIATIONS[family])
+    if any(shape.linear_blocks):
+        fields["norm_epsilon"] = 1e-2  # with less, a delta net's norm makes much of what is nearly 0, rounding too
+    words = [f"{name} {value}" for name, value in fields.items()]
+    if family in DEPTHS:
+        fields["mtp_num_layers"] = draw.choice((0, 1, 1, 2))
+        fields["mtp_loss_scaling_factor"] = draw.choice((0.1, 0.3, 1.0))
+        words.append(f"MTP {fields['mtp_num_layers']}")
+    if shape.num_moe_experts:
+        kind = draw.choice(("none", "aux_loss", "aux_loss", "seq_aux_loss", "seq_aux_loss", "global_aux_loss"))
+        coefficient, z = draw.choice((0.01, 0.3)), draw.choice((0.0, 0.01, 0.1))
+        fields |= {"moe_router_load_balancing_type": kind, "moe_z_loss_coeff": z}
+        fields["moe_aux_loss_coeff"] = 0.0 if kind == "none" else coefficient
+        words += [kind] * (kind != "none") + ["z loss"] * (z > 0)
+    return fields, words
+
+
+def _layout(draw: random.Random, shape: GPTShape) -> tuple[dict[str, int], str]:
+    """Sizes, and a name of tools.parity.layouts."""
+    most = draw.choice((1, 2, 2, 4, 4, 4, 4, 4, MOST_RANKS))
+    while True:
+        sizes = {name: draw.choice((1, 1, 2, 2, 4)) for name in ("tp", "pp", "cp", "dp")}
+        if sizes["tp"] * sizes["pp"] * sizes["cp"] * sizes["dp"] == most:
+            break
+    words = [f"{name}{size}" for name, size in sizes.items() if size > 1]
+    words += ["sp"] if sizes["tp"] > 1 and (shape.num_moe_experts or draw.random() < 0.6) else []
+    words += ["vpp2"] if sizes["pp"] == 2 and draw.random() < 0.4 else []
+    if shape.num_moe_experts and draw.random() < 0.7:
+        ranks = most // sizes["pp"]
+        fitting = [word for word, size in (("ep2", 2), ("ep4", 4), ("ep2etp1", 2)) if ranks % size == 0]
+        words += [draw.choice(fitting)] if fitting else []
+        words += ["allgather"] if draw.random() < 0.15 else []
+    zero = draw.choice(("", "", "zero0", "zero2", "zero3", "zero3", "overlap"))
+    words += [zero] if zero else []
+    if zero in ("zero2", "zero3") and sizes["dp"] * sizes["cp"] % 2 == 0 and draw.random() < 0.2:
+        words.append("hsdp2")
+    return sizes, "".join(words)
+
+
+def _train(draw: random.Random, sizes: dict[str, int], shape: GPTShape) -> tuple[dict[str, Any], list[str]]:
+    pieces = sizes["dp"] * (sizes["pp"] if draw.random() < 0.7 else 1)
+    micro = draw.choice((1, 1, 2, 4) if pieces <= 2 else (1, 1, 2))
+    unit = micro * pieces
+    batch = unit * draw.choice((1, 1, 2, 3) if unit <= 4 else (1, 2))
+    fields: dict[str, Any] = {"micro_batch_size": micro, "global_batch_size": batch}
+    if draw.random() < 0.25:
+        steps = draw.choice((1, 2) if unit <= 4 else (1,))
+        fields["global_batch_size"] = batch = unit * (1 + steps)
+        fields["rampup_batch_size"] = (unit, unit, draw.randrange(unit, 3 * batch))
+    words = [f"batch {batch} in {micro}"] + ["ramp"] * ("rampup_batch_size" in fields)
+    recompute = draw.choice(("", "", "", "uniform", "block", "selective", "auto"))
+    if recompute in ("uniform", "block"):
+        fields |= {"recompute_granularity": "full", "recompute_method": recompute, "recompute_num_layers": 1}
+    elif recompute == "selective":
+        modules = ["core_attn", "mlp"] + ["moe"] * bool(shape.num_moe_experts)
+        fields |= {"recompute_granularity": "selective", "recompute_modules": tuple(draw.sample(modules, 2))}
+    elif recompute == "auto":
+        fields["recompute"] = "auto:4.5MiB"
+    words += [f"recompute {recompute}"] if recompute else []
+    if draw.random() < 0.1:
+        fields["cpu_offloading_num_layers"] = 1
+        words.append("offload")
+    if draw.random() < 0.3:
+        fields["cross_entropy_chunk_tokens"] = draw.choice((7, 16))
+        words.append("chunks")
+    return fields, words
+
+
+def _data(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
+    apart, restart = draw.choice(((False, False),) * 4 + ((True, True),) * 2 + ((True, False), (False, True)))
+    masked = draw.random() < 0.6
+    fields = {"reset_attention_mask": apart, "reset_position_ids": restart, "eod_mask_loss": masked}
+    return fields, [name for name, on in fields.items() if on]
+
+
+def _optimizer(draw: random.Random) -> dict[str, Any]:
+    style = draw.choice(("constant", "linear", "cosine", "WSD", "inverse-square-root"))
+    fields: dict[str, Any] = {
+        "lr": draw.choice((1e-3, 3e-3)),
+        "min_lr": draw.choice((0.0, 1e-4)),
+        "lr_decay_style": style,
+        "lr_warmup_iters": draw.choice((0, 0, 1, 2)),
+        "lr_decay_iters": draw.choice((None, 3, 5)),
+        "weight_decay": draw.choice((0.0, 0.1)),
+        "clip_grad": draw.choice((0.0, 0.1, 1.0, 100.0)),
+        "adam_beta1": draw.choice((0.9, 0.8)),
+        "adam_beta2": draw.choice((0.95, 0.999)),
+        "adam_eps": draw.choice((1e-8, 1e-5)),
+    }
+    if style == "WSD":
+        fields["lr_wsd_decay_style"] = draw.choice(("linear", "cosine", "exponential", "minus_sqrt"))
+    if draw.random() < 0.3:
+        ramp = draw.choice(("linear", "cosine"))
+        fields |= {"start_weight_decay": 0.02, "end_weight_decay": 0.2, "weight_decay_incr_style": ramp}
+    return fields
+
+
