@@ -196,6 +196,7 @@ def test_a_run_does_what_its_data_section_says(short_documents: tuple[DataConfig
 def _masked_targets(identity: Identity) -> None:
     from parallel import ddp, groups
     from training.forward_backward import forward_step
+    from training.loss_weights import count_tokens
 
     with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
         chunk = build(ranks, ModelConfig(seq_length=64, mtp_num_layers=1))
@@ -203,6 +204,7 @@ def _masked_targets(identity: Identity) -> None:
 
         def gradients(batch: Batch) -> list[torch.Tensor]:
             wrapped.zero_grad_buffer()
+            count_tokens([wrapped], [batch], ranks)
             output, loss = forward_step(iter([batch]), wrapped)
             loss(output)[0].backward()
             return [param.main_grad.clone() for param in chunk.parameters()]
