@@ -119,8 +119,8 @@ def forward(batch: Batch | None, chunk: Chunk) -> Tensor:
     if batch is None:  # a middle stage: its input comes from the stage before, through the schedule
         return chunk(None, None, None)
     documents = None
-    if batch.starts is not None:  # every chunk needs them, also where it makes nothing of the tokens
-        documents = Documents(batch.starts, chunk.config.context_parallel_size)
+    if batch.starts is not None or chunk.config.rope_restarts:  # also where a chunk makes nothing of the tokens
+        documents = Documents(batch.starts, batch.position_ids, chunk.config.context_parallel_size)
     return chunk(
         batch.tokens,
         batch.position_ids,
