@@ -84,13 +84,24 @@ class DataConfig:
     folders of data.stream are read without such files."""
 
     reset_attention_mask: bool = False
-    """Documents packed into one sample do not attend to one another. Needs reset_position_ids."""
+    """Documents packed into one sample do not attend to one another (Megatron's --reset-attention-mask)."""
 
     reset_position_ids: bool = False
-    """Positions restart with each document. Needs reset_attention_mask."""
+    """Positions restart with each document, learned ones and RoPE's. Without reset_attention_mask documents see one
+    another all the same; Megatron's RoPE then does not restart, whatever --reset-position-ids says."""
 
     eod_mask_loss: bool = False
     """No loss for what follows an end-of-document token: the next document's first token (Megatron's name)."""
+
+    @property
+    def by_document(self) -> bool:
+        """Whether layers compute with where documents start."""
+        return self.reset_attention_mask or self.reset_position_ids
+
+    @property
+    def restarts_alone(self) -> bool:
+        """Whether positions restart though documents see one another."""
+        return self.reset_position_ids and not self.reset_attention_mask
 
     def problems(self) -> list[str]:
         """What cannot work whatever the files hold, one message each."""
@@ -105,8 +116,6 @@ class DataConfig:
                 found.append(f"data.{name} is empty; leave it out to use its default.")
         found += blend_problems(self)
         found += stream_problems(self)
-        if self.reset_attention_mask != self.reset_position_ids:
-            found.append("data.reset_attention_mask and data.reset_position_ids: only both or neither. Set them alike.")
         if not all(self.paths):
             found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
         return found

@@ -35,15 +35,27 @@ class Packing:
 
     eod: int
     """The id that ends a document; it belongs to the document it ends."""
-    reset: bool = False
-    """Documents do not see one another, and positions restart."""
+    reset_attention: bool = False
+    """Documents do not see one another."""
+    reset_positions: bool = False
+    """Positions restart with each document."""
     eod_mask_loss: bool = False
     """No loss for what is predicted from ``eod``."""
 
     @classmethod
     def from_config(cls, config: DataConfig, eod: int) -> Self:
         """What the data section asks for, with the tokenizer's ``eod``."""
-        return cls(eod=eod, reset=config.reset_attention_mask, eod_mask_loss=config.eod_mask_loss)
+        return cls(
+            eod=eod,
+            reset_attention=config.reset_attention_mask,
+            reset_positions=config.reset_position_ids,
+            eod_mask_loss=config.eod_mask_loss,
+        )
+
+    @property
+    def by_document(self) -> bool:
+        """Whether every stage computes with where documents start."""
+        return self.reset_attention or self.reset_positions
 
 
 class Batch(NamedTuple):
@@ -56,7 +68,7 @@ class Batch(NamedTuple):
     loss_mask: Tensor
     """float32; 1 where the loss counts"""
     position_ids: Tensor
-    """int64; in the sample, or in the document where documents are kept apart"""
+    """int64; in the sample, or in the document where positions restart"""
     starts: Tensor | None = None
     """int64; where in the sample each token's document starts. None: documents see one another."""
 
@@ -69,7 +81,8 @@ def to_batch(window: Tensor, device: torch.device, packing: Packing | None = Non
     window = window.to(device, non_blocking=True)
     tokens, labels = window[:, :-1].long(), window[:, 1:].long()
     positions = torch.arange(tokens.shape[1], device=device)
-    starts = document_starts(window[:, :-1], packing.eod) if packing and packing.reset else None
+    starts = document_starts(window[:, :-1], packing.eod) if packing and packing.by_document else None
+    restarts = starts is not None and packing is not None and packing.reset_positions
     loss_mask = torch.ones_like(tokens, dtype=torch.float32)
     if packing and packing.eod_mask_loss:
         loss_mask[tokens == packing.eod] = 0.0
@@ -77,8 +90,8 @@ def to_batch(window: Tensor, device: torch.device, packing: Packing | None = Non
         tokens=tokens,
         labels=labels,
         loss_mask=loss_mask,
-        position_ids=positions.expand_as(tokens).contiguous() if starts is None else positions - starts,
-        starts=starts,
+        position_ids=positions - starts if restarts else positions.expand_as(tokens).contiguous(),
+        starts=starts if packing and packing.reset_attention else None,
     )
 
 

@@ -127,7 +127,8 @@ def _source(
 def _check_manifests(given: list[Shard], tokenizer: Tokenizer, config: DataConfig, console: cache.Console) -> None:
     """Raises UserError for shards of another tokenizer, for those whose documents nothing ends where they are to be
     kept apart, and for those that do not say where they are to."""
-    apart = next((f"data.{name}" for name in ("reset_attention_mask", "eod_mask_loss") if getattr(config, name)), "")
+    fields = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+    apart = next((f"data.{name}" for name in fields if getattr(config, name)), "")
     for shard in given:
         said = shard.manifest
         if said is not None and said.tokenizer_fingerprint != tokenizer.fingerprint:

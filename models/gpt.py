@@ -215,7 +215,7 @@ def transformer_config(
         config = kind(**settings)
     except (ValueError, AssertionError, NotImplementedError, ImportError) as error:
         raise SharedMistake(f"megatron-core refuses this model: {error}") from error
-    # No fields of mcore's, but a config reaches every module: models/layers/attention.py, activation.py and mla.py read
+    # No fields of mcore's, but a config reaches every module: modules of models/layers read
     # these.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation
@@ -223,6 +223,7 @@ def transformer_config(
     config.attention_chunk_size = shape.attention_chunk_size
     config.attn_scale, config.floor_scale = shape.attn_scale, shape.floor_scale
     config.attn_scale_all_blocks = shape.attn_scale_all_blocks
+    config.rope_restarts = False  # models/layers/restarting_rope.py
     config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon
     return config
 

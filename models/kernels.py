@@ -81,6 +81,8 @@ class KernelSetting:
     """train.deterministic_mode is set."""
     own_loss: bool = False
     """train.loss is set."""
+    rope_restarts: bool = False
+    """data.reset_position_ids is set without reset_attention_mask."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -121,6 +123,8 @@ def _no_fused_rope(setting: KernelSetting) -> str | None:
     shape = setting.shape
     if shape.position_embedding_type != "rope":
         return f'model.position_embedding_type is "{shape.position_embedding_type}"'
+    if setting.rope_restarts:
+        return "positions restart with documents (data.reset_position_ids), and it knows one for all samples"
     if shape.multi_latent_attention:
         return None if shape.rope_scaling == "yarn" else "with latent attention Megatron's kernel is for YaRN only"
     if shape.rope_scaling in ("yarn", "longrope"):

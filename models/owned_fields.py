@@ -88,6 +88,7 @@ OWNED = frozenset(
         "calculate_per_token_loss",
         "finalize_model_grads_func",
         "grad_scale_func",
+        "moe_grad_scale_func",
         "grad_sync_func",
         "no_sync_func",
         "param_sync_func",

@@ -58,7 +58,7 @@ class BatchStream:
         self.packing = packing
         self.newest: list[Batch | None] = []
         """What ``next`` gave last."""
-        every_stage = packing is not None and packing.reset
+        every_stage = packing is not None and packing.by_document
         self.has_tokens = needs_batch(at.pp, layout.pp, 0, every_stage)
         self.source: Samples | None = None
         self.reader: Prefetcher | None = None

@@ -16,6 +16,7 @@ from models.layers.cross_entropy import TokenLoss
 from models.layers.documents import Documents
 from parallel.ddp import Chunk, Chunks, unwrap
 from parallel.groups import Ranks
+from training.loss_weights import count_tokens
 
 
 def forward_backward(
@@ -23,7 +24,7 @@ def forward_backward(
 ) -> tuple[Tensor, Callable[[], None]]:
     """Add up the gradients of all microbatches: ``run_schedule``'s sums, and what reduces the gradients.
 
-    Megatron's schedule would reduce them as its last act: ``finalize_shrunk`` (training/optimizer.py), around
+    Megatron's schedule would reduce them as its last act: ``finalize_and_divide`` (training/loss_weights.py), around
     ``finalize`` (parallel/ddp.py), around Megatron's finalize_model_grads. The call is kept for the step, which makes
     it next, so that it can be read there. With parallel.overlap_grad_reduce most of the reduction has
     run by then, during the last microbatch's backward pass.
@@ -52,6 +53,8 @@ def run_schedule(
 
     They are zero but on the last stage. Every virtual stage of a rank walks through the same microbatches.
     """
+    if not forward_only:
+        count_tokens(chunks, microbatches, ranks)
     results = _run(chunks, microbatches, ranks, seq_length, micro_batch_size, forward_step, forward_only=forward_only)
     return sum((result["sums"] for result in results), torch.zeros(2, dtype=torch.float64, device=ranks.device))
 
@@ -116,8 +119,8 @@ def forward(batch: Batch | None, chunk: Chunk) -> Tensor:
     if batch is None:  # a middle stage: its input comes from the stage before, through the schedule
         return chunk(None, None, None)
     documents = None
-    if batch.starts is not None:  # every chunk needs them, also where it makes nothing of the tokens
-        documents = Documents(batch.starts, chunk.config.context_parallel_size)
+    if batch.starts is not None or chunk.config.rope_restarts:  # also where a chunk makes nothing of the tokens
+        documents = Documents(batch.starts, batch.position_ids, chunk.config.context_parallel_size)
     return chunk(
         batch.tokens,
         batch.position_ids,

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
-from megatron.core.transformer import TransformerConfig
-from torch import Tensor
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.cpu.adam import FusedAdam
-from parallel.ddp import Chunk, Chunks
+from parallel.ddp import Chunks
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks, own_cores
 from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
 from training.config.optimizer_config import STATE_FIELDS, OptimizerConfig, state_problems
+from training.loss_weights import weigh_losses
 from training.optimizer_class import made_by, try_out
 from training.optimizer_forms import form_of
 
@@ -77,7 +76,7 @@ def build(
             part.grad_stats_parallel_group = ranks.pgs.intra_dist_opt
             if on_host and part.optimizer is not None:
                 part.optimizer.register_step_pre_hook(partial(_clip, built, optimizer.clip_grad))
-    scale_backward(chunks[0].config, built, tokens_per_microbatch)
+    weigh_losses(chunks[0].config, built, tokens_per_microbatch)
     return built
 
 
@@ -123,22 +122,6 @@ def gather_once(optimizer: MegatronOptimizer) -> None:
     *others, last = optimizer.chained_optimizers
     for part in others:
         part._defer_param_sync = part.model_chunks == last.model_chunks
-
-
-def scale_backward(config: TransformerConfig, optimizer: MegatronOptimizer, tokens_per_microbatch: int) -> None:
-    """Run the backward pass on losses the size of a mean, though gradients are divided by the exact token count.
-
-    Megatron backpropagates each microbatch's *sum* of losses and divides at the end, which overflows fp16 at a scale
-    that shrinks with the sequence. A power of two is taken off before and given back after: exact in every format.
-    """
-    shrink = float(1 << (tokens_per_microbatch.bit_length() - 1))
-    finalize = config.finalize_model_grads_func
-
-    def finalize_shrunk(model: list[Chunk], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
-        finalize(model, None if num_tokens is None else num_tokens.float() / shrink, **kwargs)
-
-    config.grad_scale_func = lambda loss: optimizer.scale_loss(loss) / shrink
-    config.finalize_model_grads_func = finalize_shrunk
 
 
 def set_schedule(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: float) -> None:

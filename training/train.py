@@ -13,7 +13,7 @@ from data.prepared import Prepared
 from models import gpt
 from models.init import initialise
 from models.kernels import described, fusions_on, kernel_problems
-from models.layers import cross_entropy, mixers, packed
+from models.layers import cross_entropy, mixers, packed, restarting_rope
 from models.layers.fine_grained_offload import FineGrainedOffload
 from models.layers.fp8 import resolve_recipe
 from models.layers.spec import has_transformer_engine, provider
@@ -160,7 +160,7 @@ def train(
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),
             StopCallback(stop, ranks.say),
         ]
-        if has_transformer_engine(ranks.device) and not config.data.reset_attention_mask:
+        if has_transformer_engine(ranks.device) and not config.data.by_document:
             callbacks.append(AttentionBackend(ranks.say))
         if config.train.manual_gc_interval:
             callbacks.append(ManualGC(config.train.manual_gc_interval))
@@ -210,13 +210,15 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     # A CPU has no weights in fp8; of mxfp8's, Megatron would leave the gathering to code that a step here has not.
     on_cpu = ranks.device.type == "cpu"
     precision = replace(config.precision, fp8_param_gather=False) if on_cpu else config.precision
-    backend = provider(ranks.device, documents=config.data.reset_attention_mask)
+    backend = provider(ranks.device, documents=config.data.by_document)
     model = gpt.build(
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
         config.train.deterministic_mode, config.train.cross_entropy_chunk_tokens,
         config.train.cpu_offloading_num_layers, config.train.compile, fine_grained(config.train),
     )  # fmt: skip
+    if config.data.restarts_alone and shape.position_embedding_type == "rope":
+        restarting_rope.install(model)
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill, config.optimizer.optimizer_cpu_offload)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from models.layers import packed
 from models.layers.blockwise_attention import AttentionMask, attend, attend_in_blocks
 from models.layers.chunked import chunk_of, temperature_of
-from models.layers.documents import Documents
+from models.layers.documents import Documents, kept_apart
 from parallel.errors import SharedMistake
 
 
@@ -88,9 +88,9 @@ class SDPAttention(MegatronModule):
 
     def within_samples(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None) -> Tensor:
         """As ``forward``."""
-        sight = AttentionMask(left=self.left, documents=documents, chunk=self.chunk)
+        sight = AttentionMask(left=self.left, documents=kept_apart(documents), chunk=self.chunk)
         if self.temperature is not None:
-            query = self.temperature.apply(query, self._positions(query, sight.documents))
+            query = self.temperature.apply(query, self._positions(query, documents))
         dropout = self.dropout if self.training else 0.0
         # Heads differ over TP, so must their dropout. Under sequence parallelism the whole stack is in this region.
         own_rng = dropout > 0 and not self.config.sequence_parallel
@@ -103,13 +103,15 @@ class SDPAttention(MegatronModule):
     """Apart, for models/layers/compiled.py: which keys it needs is known on the host, and other in each sample."""
 
     def _positions(self, query: Tensor, documents: Documents | None) -> Tensor:
-        """Of this rank's tokens within their documents: [s/cp, 1 or b]."""
+        """Of this rank's tokens, within their documents where they restart: [s/cp, 1 or b]."""
+        if documents is not None:
+            return documents.positions.T
         s = query.shape[0]
         positions = torch.arange(s, device=query.device)
         if self.cp_group is not None:
             cp, rank, half = self.cp_group.size(), self.cp_group.rank(), s // 2
             positions = positions + torch.where(positions < half, rank * half, (2 * cp - 2 - rank) * half)
-        return positions[:, None] if documents is None else positions[:, None] - documents.starts.T
+        return positions[:, None]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, sight: AttentionMask, dropout: float) -> Tensor:
         """[b, n, s/cp, d]. This rank's two zigzag pieces (r and 2 cp - 1 - r of 2 cp) see all keys before them."""

@@ -43,7 +43,7 @@ class AttentionMask:
     """Tokens before its own that a query sees; None: all."""
     documents: Documents | None = None
     chunk: int | None = None
-    """Tokens of a chunk, counted from the start of its document: a query sees its own only; None: all."""
+    """Tokens of a chunk, counted as positions are: a query sees its own only; None: all."""
 
     def blocks(self, pieces: Sequence[int], length: int, block_rows: int = BLOCK_ROWS) -> Iterator[QueryBlock]:
         """Blocks of at most ``block_rows`` queries, in order.
@@ -71,14 +71,16 @@ class AttentionMask:
         seen = keys <= queries
         if self.left is not None:
             seen &= keys >= queries - self.left
-        if self.documents is None:
-            return (seen & (keys >= self._chunk_start(queries, 0)))[None, None]
-        starts = self.documents.starts[:, None, block.rows, None]
-        return seen & (keys >= self._chunk_start(queries, starts))
+        seen = seen[None, None]
+        if self.documents is not None:
+            seen = seen & (keys >= self.documents.starts[:, None, block.rows, None])
+        if self.chunk is not None:
+            seen = seen & (keys >= queries - self._positions(queries, block) % self.chunk)
+        return seen
 
-    def _chunk_start(self, queries: Tensor, start: Tensor | int) -> Tensor | int:
-        """Of each query's chunk; of its document, which begins at ``start``, where there are no chunks."""
-        return start if self.chunk is None else queries - (queries - start) % self.chunk
+    def _positions(self, queries: Tensor, block: QueryBlock) -> Tensor:
+        """Of a block's queries, from which their chunks are counted: as RoPE counts them."""
+        return queries if self.documents is None else self.documents.positions[:, None, block.rows, None]
 
 
 def attend(

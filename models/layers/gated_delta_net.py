@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.layers.delta_rule import gated_delta_rule, normalised
-from models.layers.documents import Documents
+from models.layers.documents import Documents, kept_apart
 from models.layers.mamba import mark_split, split_parameter, starts_of_all
 from models.layers.ssd import causal_conv
 from models.layers.whole_matrices import one_tensor_each
@@ -111,8 +111,8 @@ class KernelGatedDeltaNet(_GatedDeltaNet):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any,
                 packed_seq_params: Documents | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        if packed_seq_params is not None:
-            return self.in_torch(hidden_states, packed_seq_params)
+        if (documents := kept_apart(packed_seq_params)) is not None:
+            return self.in_torch(hidden_states, documents)
         return super().forward(hidden_states, attention_mask, *args, **kwargs)
 
 
@@ -155,4 +155,4 @@ class TorchGatedDeltaNet(_GatedDeltaNet):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any,
                 packed_seq_params: Documents | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        return self.in_torch(hidden_states, packed_seq_params)
+        return self.in_torch(hidden_states, kept_apart(packed_seq_params))

@@ -20,7 +20,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.layers.documents import Documents
+from models.layers.documents import Documents, kept_apart
 from models.layers.ssd import causal_conv, chunked_scan
 from models.layers.whole_matrices import one_tensor_each
 from models.parameters import MAMBA_TAPS as TAPS
@@ -122,10 +122,11 @@ class KernelMambaMixer(_Mixer):
 
     def forward(self, hidden_states: Tensor, *args: Any, packed_seq_params: Documents | None = None, **kwargs: Any
                 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        if packed_seq_params is not None and self.cp.cp_size > 1:
-            return self.in_torch(hidden_states, packed_seq_params)
+        documents = kept_apart(packed_seq_params)
+        if documents is not None and self.cp.cp_size > 1:
+            return self.in_torch(hidden_states, documents)
         self.give_parameters()
-        return super().forward(hidden_states, *args, packed_seq_params=packed_seq_params, **kwargs)
+        return super().forward(hidden_states, *args, packed_seq_params=documents, **kwargs)
 
 
 class TorchMambaMixer(_Mixer):
@@ -177,7 +178,7 @@ class TorchMambaMixer(_Mixer):
 
     def forward(self, hidden_states: Tensor, *args: Any, packed_seq_params: Documents | None = None, **kwargs: Any
                 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        return self.in_torch(hidden_states, packed_seq_params)
+        return self.in_torch(hidden_states, kept_apart(packed_seq_params))
 
 
 def starts_of_all(packed: Documents, context: Any) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.layers.chunked_losses import chunked_head
 from models.layers.cross_entropy import LossesAndLogZ
+from models.layers.token_counts import token_counts
 
 
 def install() -> None:
@@ -54,14 +55,15 @@ def process_mtp_loss(
     hidden_states: [(1 + depths) s/cp, b, h], the trunk's output and each depth's one after another; labels and
     loss_mask [b, s/cp].
 
-    The last tokens of a sample have nothing to predict at depth k, and the remaining ones make up for them. mcore's
-    own function counts both on each context rank alone, where the last rank misses all: losses then depend on CP.
+    Each depth's loss is a mean over the tokens of the global batch that have something to predict at that depth:
+    its sum is multiplied by what all gradients are divided by in the end, and divided by the number of those tokens.
+    mcore's own function divides within a microbatch, on each context rank alone: losses then depend on both.
     """
     trunk, *depths = hidden_states.chunk(1 + config.mtp_num_layers, dim=0)
-    if labels is None:
+    if labels is None or not torch.is_grad_enabled():  # nobody is trained by it
         return trunk
+    counts = token_counts(config)
     mask = torch.ones_like(labels) if loss_mask is None else loss_mask
-    all_tokens = _over_context(mask.sum(), cp_group)
     head = chunked_head(output_layer)
     if head is not None:
         compute_language_model_loss = head.losses
@@ -75,19 +77,9 @@ def process_mtp_loss(
         else:
             logits, _ = output_layer(hidden, weight=output_weight, runtime_gather_output=runtime_gather_output)
             losses = mask * compute_language_model_loss(labels, logits)
-        tokens = _over_context(tokens, cp_group).clamp(min=1)
         if is_training:
             unknown = torch.zeros((), device=losses.device)  # how often a depth's guess is right is not measured
-            mean = losses.sum() / tokens  # this context rank's part of the microbatch's mean
-            MTPLossLoggingHelper.save_metrics_to_tracker(mean, unknown, unknown, number, config.mtp_num_layers)
+            MTPLossLoggingHelper.save_metrics_to_tracker(losses.sum(), unknown, tokens, number, config.mtp_num_layers)
         weight = config.mtp_loss_scaling_factor / config.mtp_num_layers
-        trunk = MTPLossAutoScaler.apply(trunk, weight * losses * (all_tokens / tokens))
+        trunk = MTPLossAutoScaler.apply(trunk, weight * losses * (counts.counted / counts.depths[number]))
     return trunk
-
-
-def _over_context(count: Tensor, cp_group: dist.ProcessGroup | None) -> Tensor:
-    if cp_group is None or cp_group.size() == 1:
-        return count
-    total = count.clone()
-    dist.all_reduce(total, group=cp_group)
-    return total

@@ -106,7 +106,8 @@ def disproof(
     ends = torch.rand((SAMPLES, LENGTH), generator=draw) < 0.02
     starts = (ends * torch.arange(1, LENGTH + 1)).roll(1, dims=1)
     starts[:, 0] = 0
-    documents = Documents(starts.cummax(dim=1).values.to(device))
+    starts = starts.cummax(dim=1).values.to(device)
+    documents = Documents(starts, torch.arange(LENGTH, device=device) - starts)
     sight = AttentionMask(left=left, documents=documents)
     try:
         found = _with_gradients(lambda q, k, v: attend_packed(q, k, v, documents, left, None, kernel), inputs, grad)

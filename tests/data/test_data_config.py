@@ -42,8 +42,3 @@ def test_documents_see_one_another_by_default_and_a_recipe_can_say_otherwise():
     )
     assert config.data.reset_attention_mask and config.data.reset_position_ids and config.data.eod_mask_loss
     assert config.data.problems() == []
-
-
-def test_mask_and_positions_are_reset_together_or_not_at_all():
-    problems = DataConfig(reset_attention_mask=True).problems()
-    assert len(problems) == 1 and "only both or neither" in problems[0]

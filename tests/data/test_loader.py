@@ -40,12 +40,22 @@ WINDOW = torch.tensor([[9, 5, 0, 6, 0, 0, 7, 8], [1, 2, 3, 4, 5, 6, 0, 1]], dtyp
 
 
 def test_documents_restart_after_the_token_that_ends_them():
-    batch = to_batch(WINDOW, torch.device("cpu"), Packing(eod=0, reset=True))
+    batch = to_batch(WINDOW, torch.device("cpu"), Packing(eod=0, reset_attention=True, reset_positions=True))
     assert batch.starts.tolist() == [[0, 0, 0, 3, 3, 5, 6], [0] * 7]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6]]
     assert batch.starts.dtype == batch.position_ids.dtype == torch.int64
     assert batch.loss_mask.tolist() == [[1] * 7] * 2
     assert batch.labels.tolist() == WINDOW[:, 1:].tolist()
+
+
+def test_documents_are_kept_apart_or_restart_alone():
+    both = to_batch(WINDOW, torch.device("cpu"), Packing(eod=0, reset_attention=True, reset_positions=True))
+    apart = to_batch(WINDOW, torch.device("cpu"), Packing(eod=0, reset_attention=True))
+    assert apart.starts.equal(both.starts)
+    assert apart.position_ids.tolist() == [list(range(7))] * 2
+    restarting = to_batch(WINDOW, torch.device("cpu"), Packing(eod=0, reset_positions=True))
+    assert restarting.starts is None
+    assert restarting.position_ids.equal(both.position_ids)
 
 
 def test_what_follows_an_end_of_document_has_no_loss_if_so_asked():
@@ -59,7 +69,7 @@ def test_what_follows_an_end_of_document_has_no_loss_if_so_asked():
 def test_packing_is_what_the_data_section_asks_for():
     assert Packing.from_config(DataConfig(), 3) == Packing(eod=3)
     assert Packing.from_config(DataConfig(reset_attention_mask=True, eod_mask_loss=True), 3) == Packing(
-        eod=3, reset=True, eod_mask_loss=True
+        eod=3, reset_attention=True, eod_mask_loss=True
     )
 
 

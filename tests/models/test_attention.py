@@ -62,6 +62,11 @@ def assert_same(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         assert (mine - theirs).abs().max().item() < 1e-12
 
 
+def restarting(starts: Tensor) -> Documents:
+    """Of whole samples, in which positions restart."""
+    return Documents(starts, torch.arange(starts.shape[1]) - starts)
+
+
 # ---- blocks against a dense mask
 
 
@@ -74,7 +79,7 @@ def test_blocks_are_dense_attention(left: int | None, packed: bool, groups: int)
     for leaf in leaves:
         leaf.requires_grad_()
     starts = starts_of(37) if packed else None
-    sight = AttentionMask(left=left, documents=Documents(starts) if starts is not None else None)
+    sight = AttentionMask(left=left, documents=restarting(starts) if starts is not None else None)
     output = attend_in_blocks(*leaves, sight, block_rows=8)
     assert_same(with_gradients(output, leaves, grad), with_gradients(dense(*leaves, left, starts), leaves, grad))
 
@@ -88,7 +93,8 @@ def test_two_pieces_of_a_sample_see_what_is_before_them(rank: int, left: int | N
     starts = starts_of(44) if packed else None
     pieces = (rank * 11, (3 - rank) * 11)
     rows = torch.cat([torch.arange(start, start + 11) for start in pieces])
-    sight = AttentionMask(left=left, documents=Documents(starts[:, rows], 2) if starts is not None else None)
+    documents = None if starts is None else Documents(starts[:, rows], rows - starts[:, rows], 2)
+    sight = AttentionMask(left=left, documents=documents)
     output = attend_in_blocks(query[rows], key, value, sight, pieces=pieces, block_rows=4)
     assert_same([output], [dense(query, key, value, left, starts)[:, :, rows]])
 
@@ -126,7 +132,7 @@ def test_a_sink_takes_weight_from_all_tokens(left: int | None, packed: bool) -> 
     for leaf in leaves:
         leaf.requires_grad_()
     starts = starts_of(37) if packed else None
-    sight = AttentionMask(left=left, documents=Documents(starts) if starts is not None else None)
+    sight = AttentionMask(left=left, documents=restarting(starts) if starts is not None else None)
     query, key, value, sink = leaves
     ours = with_gradients(attend_in_blocks(query, key, value, sight, sink=sink, block_rows=8), leaves, grad)
     expected = with_gradients(dense_with_sink(*leaves, left, starts), leaves, grad)
@@ -159,7 +165,7 @@ def test_a_query_sees_its_own_chunk_of_its_document(chunk: int, packed: bool) ->
         leaf.requires_grad_()
     starts, positions = starts_of(37) if packed else torch.zeros(2, 37, dtype=torch.int64), torch.arange(37)
     chunks = positions - (positions - starts) % chunk
-    sight = AttentionMask(chunk=chunk, documents=Documents(starts) if packed else None)
+    sight = AttentionMask(chunk=chunk, documents=restarting(starts) if packed else None)
     output = attend_in_blocks(*leaves, sight, block_rows=8)
     assert_same(with_gradients(output, leaves, grad), with_gradients(dense(*leaves, None, chunks), leaves, grad))
 
@@ -188,9 +194,9 @@ def test_a_block_gets_the_keys_of_its_window_and_documents_only() -> None:
         QueryBlock(slice(8, 16), 8, slice(4, 16)),
         QueryBlock(slice(16, 24), 16, slice(12, 24)),
     ]
-    packed = AttentionMask(documents=Documents(starts))
+    packed = AttentionMask(documents=restarting(starts))
     assert [block.keys for block in packed.blocks([0], 24, 8)] == [slice(0, 8), slice(0, 16), slice(3, 24)]
-    both = AttentionMask(left=15, documents=Documents(starts))
+    both = AttentionMask(left=15, documents=restarting(starts))
     assert [block.keys.start for block in both.blocks([0], 24, 8)] == [0, 0, 3]
 
 
@@ -213,7 +219,7 @@ def test_no_mask_has_as_many_elements_as_the_sequence_squared(window: bool) -> N
     s = 2048
     leaves = [torch.randn(s, 1, 2, 16, requires_grad=True) for _ in range(3)]
     sight = (
-        AttentionMask(left=256) if window else AttentionMask(documents=Documents(torch.zeros(1, s, dtype=torch.int64)))
+        AttentionMask(left=256) if window else AttentionMask(documents=restarting(torch.zeros(1, s, dtype=torch.int64)))
     )
     kept: list[int] = []
 
@@ -281,7 +287,9 @@ def _over_context(identity: Identity, cp: int, left: int | None, packed: bool) -
             return zigzag(tensor.transpose(0, 1), cp, ranks.at.cp).transpose(0, 1).detach()
 
         local = [mine(leaf).requires_grad_() for leaf in leaves]
-        documents = None if starts is None else Documents(zigzag(starts, cp, ranks.at.cp), cp)
+        documents = None
+        if starts is not None:
+            documents = Documents(*(zigzag(one, cp, ranks.at.cp) for one in (starts, torch.arange(40) - starts)), cp)
         output = core(*local, None, attn_mask_type=None, packed_seq_params=documents)
         assert_same(with_gradients(output, local, mine(grad)), [mine(tensor) for tensor in expected])
 

@@ -20,7 +20,7 @@ from parallel.layout import layout_of
 from ranks import run_ranks
 
 EOD = 256
-PACKING = Packing(eod=EOD, reset=True)
+PACKING = Packing(eod=EOD, reset_attention=True, reset_positions=True)
 
 
 def build(ranks: Any, model: ModelConfig, gain: float = 4.0) -> Any:
@@ -60,7 +60,8 @@ def _alone(identity: Identity, model: ModelConfig) -> None:
         batch = to_batch(samples(), ranks.device, PACKING)
         assert batch.starts is not None
         with torch.no_grad():
-            packed = chunk(batch.tokens, batch.position_ids, None, packed_seq_params=Documents(batch.starts))
+            documents = Documents(batch.starts, batch.position_ids)
+            packed = chunk(batch.tokens, batch.position_ids, None, packed_seq_params=documents)
             mixed = chunk(batch.tokens, torch.arange(64)[None], None)
             for sample, first, end in DOCUMENTS:
                 tokens = batch.tokens[sample : sample + 1, first:end]
@@ -114,7 +115,7 @@ def _recomputed(identity: Identity) -> None:
         ):
             model, precision = ModelConfig(seq_length=64), PrecisionConfig(dtype="fp32")
             (chunk,) = gpt.build(model, resolve(model, 257), ParallelConfig(), precision, recompute, ranks, seed=1)
-            documents = Documents(batch.starts)
+            documents = Documents(batch.starts, batch.position_ids)
             chunk(
                 batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=documents
             ).sum().backward()
@@ -173,6 +174,38 @@ def test_every_stage_keeps_documents_apart(
     ) == pytest.approx(apart, rel=1e-5)
 
 
+MIDDLE = "--parallel.pipeline_model_parallel_size 2 --parallel.virtual_pipeline_model_parallel_size 2 "
+LATENT_FLAGS = " ".join(f"--model.{name} {value}" for name, value in LATENT.items())
+
+
+@pytest.mark.parametrize("model", ["", LATENT_FLAGS], ids=["RoPE", "MLA"])
+def test_positions_restart_alone_on_every_layout(
+    model: str, short_documents: tuple[DataConfig, Prepared], tmp_path: Path
+) -> None:
+    """Documents see one another, and RoPE counts within each."""
+    model += " --model.init_method_std 0.1"  # attention that is far from uniform
+    alone = f"--data.reset_position_ids {model} "
+    one, plain, split, recomputed = (
+        metrics(short_documents, tmp_path / name, flags, world_size)
+        for name, flags, world_size in (
+            ("one", alone, 1),
+            ("plain", model, 1),
+            ("split", alone + MIDDLE + "--parallel.context_parallel_size 2", 4),
+            ("recomputed", alone + "--train.recompute_granularity full --train.recompute_method uniform "
+             "--train.recompute_num_layers 1 --parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel", 2),
+        )
+    )  # fmt: skip
+    assert split == pytest.approx(one, rel=1e-5)
+    assert recomputed == pytest.approx(one, rel=1e-5)
+    assert max(abs(mine - other) for mine, other in zip(one, plain, strict=True)) > 1e-3
+
+
+def test_rope_need_not_restart_in_documents_that_are_apart(
+    short_documents: tuple[DataConfig, Prepared], apart: list[float], tmp_path: Path
+) -> None:
+    assert metrics(short_documents, tmp_path, "--data.reset_attention_mask") == pytest.approx(apart, rel=1e-5)
+
+
 def test_a_run_does_what_its_data_section_says(short_documents: tuple[DataConfig, Prepared], tmp_path: Path) -> None:
     """In training and in validation; nothing is learned here, so that each loss shows its own batches only."""
     still = "--optimizer.lr 1e-12 --data."
@@ -196,6 +229,7 @@ def test_a_run_does_what_its_data_section_says(short_documents: tuple[DataConfig
 def _masked_targets(identity: Identity) -> None:
     from parallel import ddp, groups
     from training.forward_backward import forward_step
+    from training.loss_weights import count_tokens
 
     with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
         chunk = build(ranks, ModelConfig(seq_length=64, mtp_num_layers=1))
@@ -203,6 +237,7 @@ def _masked_targets(identity: Identity) -> None:
 
         def gradients(batch: Batch) -> list[torch.Tensor]:
             wrapped.zero_grad_buffer()
+            count_tokens([wrapped], [batch], ranks)
             output, loss = forward_step(iter([batch]), wrapped)
             loss(output)[0].backward()
             return [param.main_grad.clone() for param in chunk.parameters()]

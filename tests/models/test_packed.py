@@ -39,7 +39,7 @@ def each_alone(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_s
 
 
 def test_cu_seqlens_are_the_documents_of_all_samples_in_one_row() -> None:
-    found = Documents(STARTS).cu_seqlens
+    found = Documents(STARTS, torch.arange(STARTS.shape[1]) - STARTS).cu_seqlens
     assert found.dtype == torch.int32
     assert found.tolist() == [0, 3, 4, 6, 12, 13, 17, 18]
 
@@ -51,7 +51,7 @@ def test_a_kernel_is_given_what_blocks_are(groups: int, left: int | None) -> Non
     query, key, value = (
         torch.randn((6, 3, heads, 8), generator=draw, dtype=torch.float64) for heads in (4, groups, groups)
     )
-    documents = Documents(STARTS)
+    documents = Documents(STARTS, torch.arange(STARTS.shape[1]) - STARTS)
     for scale in (None, 0.7):
         found = packed.attend_packed(query, key, value, documents, left, scale, each_alone)
         expected = attend_in_blocks(query, key, value, AttentionMask(left=left, documents=documents), scale=scale)

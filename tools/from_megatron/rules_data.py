@@ -65,14 +65,15 @@ def _is_number(text: str) -> bool:
 
 def _documents(draft: Draft) -> None:
     mask, positions = map(draft.arguments.switch, ("reset-attention-mask", "reset-position-ids"))
-    if mask and positions:
+    if mask:
         draft.put("data.reset_attention_mask", True, "--reset-attention-mask")
-        draft.put("data.reset_position_ids", True, "--reset-position-ids")
-    elif mask or positions:
-        given, missing = ("attention-mask", "position-ids") if mask else ("position-ids", "attention-mask")
-        draft.unsupported.append(
-            f"--reset-{given} without --reset-{missing}: Triplane resets both or neither; here neither."
+    if positions and not mask and draft.arguments.text("position-embedding-type") == "rope":
+        draft.irrelevant.append(
+            "--reset-position-ids: without --reset-attention-mask, Megatron-LM's rotary embedding does not look at "
+            "position ids"
         )
+    elif positions:
+        draft.put("data.reset_position_ids", True, "--reset-position-ids")
 
 
 def saving(draft: Draft) -> None:

@@ -79,12 +79,12 @@ def compile_problems(precision: PrecisionConfig, graphed: bool) -> list[str]:
 
 def graph_problems(
     shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, *,
-    documents_apart: bool, recomputes: bool, ramp: bool, userbuffers: bool,
+    by_document: bool, recomputes: bool, ramp: bool, userbuffers: bool,
 ) -> list[str]:  # fmt: skip
     """What kernels.cuda_graph_impl cannot be with: what changes from one microbatch to the next, and what has not been
     captured and compared yet."""
     found = {
-        "data.reset_attention_mask: where documents start changes from sample to sample": documents_apart,
+        "data.reset_attention_mask or reset_position_ids: documents start elsewhere in each sample": by_document,
         "model.mtp_num_layers: Megatron captures no depth of multi-token prediction": shape.mtp_num_layers > 0,
         "model.multi_latent_attention: it was not captured yet": shape.multi_latent_attention,
         "model.parallel_residual: attention hands its input on, beside what a graph returns": shape.parallel_residual,

@@ -318,12 +318,12 @@ class RunConfig:
             if self.kernels.graphs:
                 found += graph_problems(
                     shape, self.parallel, self.precision,
-                    documents_apart=self.data.reset_attention_mask,
+                    by_document=self.data.by_document,
                     recomputes=self.train.recomputes,
                     ramp=self.train.rampup_batch_size is not None,
                     userbuffers=self.kernels.tp_comm_overlap,
                 )  # fmt: skip
-            if not self.data.reset_attention_mask:  # else attention is ours everywhere
+            if not self.data.by_document:  # else attention is ours everywhere
                 found += exchange_problems(shape, self.parallel, self.device)
             found += expert_problems(shape, self.parallel)
             if self.device != "cpu":  # where fp8 and fp4 are off
@@ -350,6 +350,7 @@ def kernel_setting(
         recomputes_shared_experts=config.train.recompute_granularity == "selective"
         and "shared_experts" in config.train.recompute_modules,
         own_loss=config.train.loss is not None,
+        rope_restarts=config.data.restarts_alone,
         deterministic=config.train.deterministic_mode,
     )
 

@@ -49,7 +49,7 @@ class SetBatches:
         self.measured, self.ranks, self.packing = measured, ranks, packing
         self.micro_batch_size, self.length = train.micro_batch_size, samples.seq_length + 1
         self.waiting = [self._own(batch) for batch in global_batches(samples, train, ranks)]
-        every_stage = packing is not None and packing.reset
+        every_stage = packing is not None and packing.by_document
         self.has_tokens = needs_batch(at.pp, layout.pp, 0, every_stage)
         self.reader: Prefetcher | None = None
         if needs_batch(at.pp, layout.pp, at.tp, every_stage):

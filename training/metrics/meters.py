@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper, MultiTokenPredictionBlock
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch import Tensor, nn
 
 from models.shapes import GPTShape
@@ -32,7 +32,7 @@ def model_meters(shape: GPTShape, chunks: Sequence[nn.Module], ranks: Ranks) -> 
     if shape.num_moe_experts:
         meters.append(ExpertMeter(shape, chunks, ranks))
     if shape.mtp_num_layers:
-        meters.append(DepthMeter(shape, chunks, ranks))
+        meters.append(DepthMeter(shape, ranks))
     return meters
 
 
@@ -153,40 +153,22 @@ def _recorded(name: str) -> Tensor:
 
 
 class DepthMeter:
-    """Losses of multi-token prediction (arXiv:2412.19437, section 2.2): averages what models/layers/mtp.py notes.
+    """Losses of multi-token prediction (arXiv:2412.19437, section 2.2): averages what models/layers/mtp.py notes."""
 
-    Costs nothing but a count per microbatch.
-    """
-
-    def __init__(self, shape: GPTShape, chunks: Sequence[nn.Module], ranks: Ranks) -> None:
-        """``chunks``: this rank's, wrapped or not."""
+    def __init__(self, shape: GPTShape, ranks: Ranks) -> None:
         self.depths, self.ranks = shape.mtp_num_layers, ranks
-        self.microbatches = 0
-        for chunk in chunks:
-            for module in chunk.modules():
-                if isinstance(module, MultiTokenPredictionBlock):
-                    module.register_forward_hook(self._count)
         MTPLossLoggingHelper.clean_metrics_in_tracker()
 
     def report(self) -> dict[str, Value]:
         """``mtp_loss``: each depth's loss in nats per token since the last report, unweighted; the same on every rank.
 
-        Mean over microbatches of their means over tokens. Nothing when none ran. Collective: one all-reduce of a
-        few numbers over all ranks; those of other stages add zeros, TP peers add the same.
+        Mean over the unmasked tokens that have something to predict at that depth. Nothing when none ran. Collective:
+        one all-reduce of a few numbers over all ranks; other stages add zeros, TP peers add to both sides of the mean.
         """
-        *sums, parts = self._sums()
-        # Each context rank noted its part of every microbatch's mean: the parts of cp ranks make one microbatch.
-        return {"mtp_loss": [total / parts * self.ranks.layout.cp for total in sums]} if parts else {}
-
-    def _count(self, module: nn.Module, _inputs: object, _outputs: object) -> None:
-        self.microbatches += module.training and torch.is_grad_enabled()
-
-    def _sums(self) -> list[float]:
-        """Over all ranks: each depth's losses, and the number of microbatches. Resets."""
-        noted = MTPLossLoggingHelper.tracker.get("loss_values", torch.zeros(self.depths))
-        count = torch.tensor([self.microbatches], dtype=torch.float64, device=self.ranks.device)
-        packed = torch.cat([noted.to(count), count])
+        tracker = MTPLossLoggingHelper.tracker
+        noted = [tracker.get(name, torch.zeros(self.depths)) for name in ("loss_values", "total_values")]
+        packed = torch.stack(noted).to(self.ranks.device, torch.float64)
         dist.all_reduce(packed)
-        self.microbatches = 0
         MTPLossLoggingHelper.clean_metrics_in_tracker()
-        return packed.tolist()
+        losses, tokens = packed.tolist()
+        return {"mtp_loss": [one / count for one, count in zip(losses, tokens, strict=True)]} if all(tokens) else {}

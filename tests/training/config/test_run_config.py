@@ -218,7 +218,7 @@ def test_the_debug_recipe_has_none() -> None:
         (
             "--device cuda --kernels.cuda_graph_impl local --data.reset_attention_mask",
             1,
-            ['"local" cannot be with data.reset_attention_mask: where documents start changes'],
+            ['"local" cannot be with data.reset_attention_mask or reset_position_ids: documents start elsewhere'],
         ),
         (
             "--device cuda --kernels.cuda_graph_impl local --train.recompute_granularity selective",

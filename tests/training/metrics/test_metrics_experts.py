@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 import runs
 from data.prepared import Prepared
@@ -217,7 +218,8 @@ def see_each_token_once(trial: Trial) -> None:
         microbatches, routers, tokens, topk = 4, 3 + 2, 64, 2
         assert experts.calls == microbatches * routers
         assert experts.asked == experts.assigned.sum() == microbatches * routers * tokens * topk
-        assert depths.microbatches == microbatches
+        noted = MTPLossLoggingHelper.tracker["total_values"]
+        assert noted.tolist() == [microbatches * (tokens - 1), microbatches * (tokens - 2)]
         values = {name: torch.tensor(value) for meter in meters for name, value in meter.report().items()
                   if name in ("load_balancing_loss", "z_loss", "mtp_loss")}  # fmt: skip
         assert 0.99 < values["load_balancing_loss"] < 1.2

@@ -104,7 +104,7 @@ def _read_with_documents(source: Samples) -> int:
     """As training does: tokens, labels, loss mask, positions and where documents start."""
     from data.loader import Packing
 
-    packing, cpu = Packing(eod=0, reset=True), torch.device("cpu")
+    packing, cpu = Packing(eod=0, reset_attention=True, reset_positions=True), torch.device("cpu")
     for start in range(0, SAMPLES, 8):
         to_batch(torch.from_numpy(source.fetch(np.arange(start, start + 8))), cpu, packing)
     return SAMPLES
