@@ -27,7 +27,8 @@ def mend(chunk: HybridModel) -> None:
 
     With tied embeddings, the output layer's weight is the copy of the word embeddings that MTP has on its stage; mcore
     makes another one, which no checkpoint can name. And full recomputation must say 1 to an MTP layer, which is one
-    unit, whatever number of layers it says to the stack.
+    unit, whatever number of layers it says to the stack. A depth takes the tokens after its own over the ends of
+    documents, which see one another here, where mcore would look for its own kind of ``packed_seq_params``.
     """
     if chunk.share_embeddings_and_output_weights and not chunk.pre_process:
         chunk.output_layer.register_parameter("weight", None)
@@ -35,6 +36,14 @@ def mend(chunk: HybridModel) -> None:
         if layer.config.recompute_granularity == "full":
             layer.config = copy.copy(layer.config)
             layer.config.recompute_num_layers = 1
+        layer._get_embeddings = _over_documents(layer._get_embeddings)
+
+
+def _over_documents(embeddings: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, packed_seq_params: Any = None, **kwargs: Any) -> Any:
+        return embeddings(*args, **kwargs)
+
+    return call
 
 
 def process_mtp_loss(

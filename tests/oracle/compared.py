@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from parallel.launch import Identity
 from parallel.local_ranks import fork_ranks
 from tests.oracle.case import STEPS, Case, corpus
 from tests.oracle.exported import State, assembled, exported
-from tests.oracle.oracle import AdamW, answer, clip_scale, global_batches
+from tests.oracle.oracle import AdamW, answer, biases, clip_scale, global_batches
 from tests.oracle.reference import in_double, load
 from tests.oracle.sizes import scheduled
 from tests.oracle.trained import STARTED, train_case
@@ -87,6 +88,7 @@ def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
         note.close("weight decay", step["weight_decay"], decay, SCHEDULE)
         updated = adam.updated(step["weights"], step["gradients"], scale, lr, decay)
         updates(note, step, updated)
+        expert_biases(note, step, theirs.loads, case.shape.moe_router_bias_update_rate)
     return verdict
 
 
@@ -145,3 +147,13 @@ def updates(note: Notes, step: dict[str, Any], theirs: State) -> None:
         off, size = norm(ours - updated).item(), norm(updated - before).item()
         allowed = UPDATE * size + ROUNDING * norm(before).item()
         note.distance("update of " + name, off, allowed, f"off by {off:.2e}, its norm is {size:.2e}")
+
+
+def expert_biases(note: Notes, step: dict[str, Any], loads: list[Tensor], rate: float) -> None:
+    """Of routers, which no gradient moves."""
+    names = [name for name in step["weights"] if name.endswith("e_score_correction_bias")]
+    names.sort(key=lambda name: int(re.search(r"layers\.(\d+)\.", name)[1]))  # type: ignore[index]
+    if names:
+        for name, updated in zip(names, biases([step["weights"][name] for name in names], loads, rate), strict=True):
+            off = norm(step["updated"][name] - updated).item()
+            note.distance("bias of " + name, off, 1e-3 * rate, f"off by {off:.2e}, a step is {rate:.2e}")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from tests.oracle.batches import Microbatch, microbatch
 from tests.oracle.case import END, Case
 from tests.oracle.exported import State
 from tests.oracle.losses import Balance, cross_entropy_sum, rolled, routing_loss, scores_and_counts, tokens_at
-from tests.oracle.reference import Reference
+from tests.oracle.reference import Output, Reference
 from tests.oracle.sizes import batch_sizes
 from training.parts import open_source
 
@@ -26,6 +25,9 @@ class Answer:
 
     loss: float
     gradients: State
+    loads: list[Tensor]
+    """Tokens of the global batch that each router sent to each expert, [E]; in the order of the model's blocks, those of
+    depths of prediction behind."""
 
     @property
     def norm(self) -> float:
@@ -63,37 +65,41 @@ def answer(reference: Reference, batches: Sequence[Sequence[Microbatch]]) -> Ans
     reference.model.zero_grad()
     if reference.mtp is not None:
         reference.mtp.zero_grad()
-    total, balances = 0.0, [Balance() for _ in range(1 + shape.mtp_num_layers)]
-    is_global = shape.moe_router_load_balancing_type == "global_aux_loss"
+    balances = [Balance() for _ in tokens] if shape.moe_router_load_balancing_type == "global_aux_loss" else None
+    total, loads = 0.0, dict[tuple[int, int], Tensor]()
     for replicas in batches:
-        outputs = [list(_outputs(reference, batch)) for batch in replicas]
-        if is_global:
-            _count(outputs, shape, balances)
+        outputs = [list(reference.outputs(batch)) for batch in replicas]
+        if balances is not None:
+            _balance(outputs, shape, balances)
         for batch, output in zip(replicas, outputs, strict=True):
             loss = torch.zeros(())
-            for depth, (logits, routers) in enumerate(output):
+            for depth, part in enumerate(output):
                 mask, labels = rolled(batch.loss_mask, depth), rolled(batch.labels, depth)
-                own = cross_entropy_sum(logits, labels, mask) / tokens[depth]
+                own = cross_entropy_sum(part.logits, labels, mask) / tokens[depth]
                 total += 0.0 if depth else own.item()
                 weight = shape.mtp_loss_scaling_factor / shape.mtp_num_layers if depth else 1.0
-                balance = balances[depth] if is_global else None
-                loss = loss + weight * own + routing_loss(routers, shape, balance) / len(flat)
+                balance = balances[depth] if balances is not None else None
+                loss = loss + weight * own + routing_loss(part.routers, shape, balance) / len(flat)
+                for number, chosen in enumerate(part.chosen):
+                    counts = chosen.flatten().bincount(minlength=shape.num_moe_experts)
+                    loads[depth, number] = loads.get((depth, number), 0) + counts
             loss.backward()
-    return Answer(loss=total, gradients=reference.gradients())
+    return Answer(loss=total, gradients=reference.gradients(), loads=[loads[key] for key in sorted(loads)])
 
 
-def _outputs(reference: Reference, batch: Microbatch) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    if reference.mtp is None:
-        yield reference.logits(batch)
-    else:
-        yield from reference.depths(batch)
-
-
-def _count(outputs: Sequence[Sequence[tuple[Tensor, list[Tensor]]]], shape: GPTShape, balances: list[Balance]) -> None:
+def _balance(outputs: Sequence[Sequence[Output]], shape: GPTShape, balances: list[Balance]) -> None:
     for depth, balance in enumerate(balances):
-        for number, routers in enumerate(zip(*(output[depth][1] for output in outputs), strict=True)):
+        for number, routers in enumerate(zip(*(output[depth].routers for output in outputs), strict=True)):
             counts = [scores_and_counts(logits.detach(), shape)[1].sum((0, 1)) for logits in routers]
             balance.add(number, torch.stack(counts).sum(0))
+
+
+def biases(before: Sequence[Tensor], loads: Sequence[Tensor], rate: float) -> list[Tensor]:
+    """Of routers after a step: those of experts with less than the mean load rise (arXiv:2408.15664)."""
+    return [
+        bias + rate * torch.sign(load.double().mean() - load).to(bias)
+        for bias, load in zip(before, loads, strict=True)
+    ]
 
 
 class AdamW:

@@ -122,7 +122,7 @@ def _train(draw: random.Random, sizes: dict[str, int], shape: GPTShape) -> tuple
     elif recompute == "auto":
         fields["recompute"] = "auto:4.5MiB"
     words += [f"recompute {recompute}"] if recompute else []
-    if draw.random() < 0.1:
+    if draw.random() < 0.1 and recompute != "auto":
         fields["cpu_offloading_num_layers"] = 1
         words.append("offload")
     if draw.random() < 0.3:

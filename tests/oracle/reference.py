@@ -28,6 +28,18 @@ WITHOUT_POSITIONS = ("mamba2", "nemotron_h")
 """Whose models take none."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Of one microbatch, by the model or by one depth of prediction."""
+
+    logits: Tensor
+    """[b, s, v]"""
+    routers: list[Tensor]
+    """Logits of each, [b, s, E]."""
+    chosen: list[Tensor]
+    """Experts of each, [b, s, topk]."""
+
+
 @dataclass
 class Reference:
     """The model, and its depths of multi-token prediction."""
@@ -37,27 +49,43 @@ class Reference:
     mtp: nn.Module | None
     heard: list[Tensor] = field(default_factory=list)
     """Logits [tokens, E] of each router that ran, padding included."""
+    chosen: list[Tensor] = field(default_factory=list)
+    """Of each that ran the experts [tokens, topk], likewise; not of Llama 4, whose experts get no numbers."""
 
-    def logits(self, batch: Microbatch) -> tuple[Tensor, list[Tensor]]:
-        """Logits [b, s, v], and those of each router, [b, s, E]."""
+    def outputs(self, batch: Microbatch) -> Iterator[Output]:
+        """Of the model, and of each depth of prediction."""
+        if self.mtp is not None:
+            yield from self._depths(batch)
+            return
         rows, real = _rows(batch)
-        self.heard.clear()
-        output = self.model(input_ids=rows["input_ids"], use_cache=False, **self._positions(rows)).logits
-        return self._real(output, real, batch), [self._real(one.view(*real.shape, -1), real, batch) for one in self.heard]
+        self._listen()
+        logits = self.model(input_ids=rows["input_ids"], use_cache=False, **self._positions(rows)).logits
+        yield self._output(logits, real, batch)
 
-    def depths(self, batch: Microbatch) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    def _depths(self, batch: Microbatch) -> Iterator[Output]:
         """Logits of the model and of each depth k, which takes the depth before and the tokens k places on
         (arXiv:2412.19437, section 2.2); where there are none, as megatron-core has it, token 0. As ``logits``."""
         assert self.mtp is not None
-        (size, length), positions = batch.tokens.shape, batch.positions
-        self.heard.clear()
-        hidden, ahead = self.model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state, batch.tokens
+        length, positions = batch.tokens.shape[1], batch.positions
+        rows, real = _rows(batch)
+        causal = torch.full((1, 1, length, length), -torch.inf).triu(1)
+        self._listen()
+        hidden = self.model.model(input_ids=batch.tokens, use_cache=False, **self._positions(rows)).last_hidden_state
+        ahead = batch.tokens
         for depth in range(1 + self.shape.mtp_num_layers):
             if depth:
                 ahead = torch.cat([ahead[:, 1:], torch.zeros_like(ahead[:, :1])], dim=1)
-                self.heard.clear()
-                hidden = self.mtp.forward_layer(depth - 1, hidden, positions, None, input_ids=ahead)
-            yield self.model.lm_head(hidden), [one.view(size, length, -1) for one in self.heard]
+                embedded = self.mtp.embed_tokens(ahead)
+                self._listen()
+                hidden = self.mtp.layers[depth - 1](
+                    embedded,
+                    hidden,
+                    position_embeddings=self.mtp.rotary_emb(embedded, position_ids=positions),
+                    attention_mask=causal,
+                    position_ids=positions,
+                    past_key_values=None,
+                )
+            yield self._output(self.model.lm_head(hidden), real, batch)
 
     def gradients(self) -> State:
         """Of every parameter, as transformers would save it."""
@@ -85,9 +113,19 @@ class Reference:
         # Positions that restart would be taken for documents apart, were there no mask.
         return {"position_ids": positions, "attention_mask": torch.ones_like(positions)}
 
-    @staticmethod
-    def _real(output: Tensor, real: Tensor, batch: Microbatch) -> Tensor:
-        return output[real].view(*batch.tokens.shape, -1)
+    def _listen(self) -> None:
+        self.heard.clear()
+        self.chosen.clear()
+
+    def _output(self, logits: Tensor, real: Tensor, batch: Microbatch) -> Output:
+        def without_padding(tensor: Tensor) -> Tensor:
+            return tensor.view(*real.shape, -1)[real].view(*batch.tokens.shape, -1)
+
+        return Output(
+            logits=without_padding(logits),
+            routers=[without_padding(one) for one in self.heard],
+            chosen=[without_padding(one) for one in self.chosen],
+        )
 
 
 def _rows(batch: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
@@ -149,12 +187,18 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
             router = getattr(module, name, None)
             if _is_router(router, shape):
                 router.register_forward_pre_hook(lambda module, inputs: reference.heard.append(_said(module, inputs[0])))
+        if (experts := getattr(module, "experts", None)) is not None:
+            experts.register_forward_pre_hook(lambda _, inputs: reference.chosen.extend(_numbers(inputs)))
     return reference
 
 
 def _said(router: nn.Module, hidden: Tensor) -> Tensor:
     bias = getattr(router, "bias", None)
     return linear(hidden.reshape(-1, router.weight.shape[1]), router.weight, bias)
+
+
+def _numbers(inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    return [one.reshape(-1, one.shape[-1]) for one in inputs if not one.is_floating_point()]
 
 
 def _is_router(module: Any, shape: GPTShape) -> bool:
