@@ -1,5 +1,6 @@
 """Which modules of a model chunk fully_shard gathers together, over which ranks, and what it gathers ahead."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ def shard(
     resharded = parallel.sharding == "optim_grads_params"
     how: dict[str, Any] = {"mp_policy": _policy(precision), "offload_policy": offload}
     groups: list[list[Any]] = []  # of FSDPModule, which fully_shard makes them
-    for modules in _units(chunk):
+    for modules in _units(chunk, _unit_size(chunk, parallel.num_distributed_optimizer_instances)):
         experts = [inner for module in modules for inner in _experts_apart(module)]
         for inner in experts:  # before what they are in
             fully_shard(inner, mesh=over.expert.mesh, reshard_after_forward=resharded, **how)
@@ -108,8 +109,17 @@ def _policy(precision: PrecisionConfig) -> MixedPrecisionPolicy:
     )
 
 
-def _units(chunk: MegatronModule) -> Iterator[list[nn.Module]]:
-    """Modules to gather together, in the order of a forward pass. The root keeps the rest.
+def _unit_size(chunk: MegatronModule, copies: int) -> int:
+    """Sublayers of a unit. Where fewer are recomputed at a time, each of their backward passes reduces its part of a
+    unit by itself, which torch 2.13 cannot add up over microbatches for HSDP's copies."""
+    config = chunk.config
+    if copies == 1 or config.recompute_granularity != "full":
+        return SUBLAYERS
+    return 1 if config.recompute_method == "block" else math.gcd(SUBLAYERS, config.recompute_num_layers)
+
+
+def _units(chunk: MegatronModule, size: int) -> Iterator[list[nn.Module]]:
+    """Modules to gather together, in the order of a forward pass: ``size`` sublayers. The root keeps the rest.
 
     Tied embeddings stay with it: the output layer reads their weight from outside of the module that holds it.
     """
@@ -117,8 +127,8 @@ def _units(chunk: MegatronModule) -> Iterator[list[nn.Module]]:
     if chunk.pre_process and not tied:
         yield [chunk.embedding]
     layers = list(chunk.decoder.layers)
-    for first in range(0, len(layers), SUBLAYERS):
-        yield layers[first : first + SUBLAYERS]
+    for first in range(0, len(layers), size):
+        yield layers[first : first + size]
     if chunk.mtp_process:
         yield from ([depth] for depth in chunk.mtp.layers)
     if chunk.post_process and not tied:

@@ -27,7 +27,7 @@ def hf_config(shape: GPTShape) -> Any:
     return transformers.AutoConfig.for_model(**values | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")))
 
 
-def hf_model(shape: GPTShape) -> nn.Module:
+def hf_model(shape: GPTShape) -> Any:
     """transformers' model for evaluation, in fp32, with its plain attention and its loop over experts."""
     import transformers
 
@@ -54,14 +54,14 @@ def randomise(model: nn.Module, seed: int, centre: float = 1.0) -> None:
             tensor.copy_((0.0 if name.endswith("bias") else centre) + 0.3 * noise)
 
 
-def hf_mtp_model(theirs: nn.Module, shape: GPTShape) -> nn.Module:
+def hf_mtp_model(theirs: Any, shape: GPTShape) -> Any:
     """transformers' multi-token prediction beside ``theirs``, whose embedding and output layer it uses."""
     from transformers.modeling_layers import MtpModel
 
     return MtpModel(theirs, shape.mtp_num_layers).float().eval()
 
 
-def canonical_weights(model: nn.Module, shape: GPTShape) -> State:
+def canonical_weights(model: Any, shape: GPTShape) -> State:
     """Every tensor of transformers' model, under our canonical names, in our layout, by the tables of models.hf.
 
     Raises AssertionError for tensors of theirs that ours has no place for.

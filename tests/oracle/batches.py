@@ -23,8 +23,8 @@ class Microbatch:
 
 
 def microbatch(windows: np.ndarray, end: int, *, apart: bool, restart: bool, masked: bool) -> Microbatch:
-    """windows: token ids [b, s + 1]. apart, restart, masked: Megatron's --reset-attention-mask, --reset-position-ids and
-    --eod-mask-loss."""
+    """windows: token ids [b, s + 1]. apart, restart, masked: Megatron's --reset-attention-mask, --reset-position-ids
+    and --eod-mask-loss."""
     tokens, labels = torch.tensor(windows[:, :-1]).long(), torch.tensor(windows[:, 1:]).long()
     spans = [list(_documents(row.tolist(), end)) for row in tokens]
     positions = torch.arange(tokens.shape[1]).repeat(len(tokens), 1)

@@ -4,9 +4,9 @@ import itertools
 import math
 import re
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from parallel.launch import Identity
 from parallel.local_ranks import fork_ranks
 from tests.oracle.case import STEPS, Case, corpus
 from tests.oracle.exported import State, assembled, exported
-from tests.oracle.oracle import AdamW, answer, biases, clip_scale, global_batches
+from tests.oracle.oracle import AdamW, Answer, GlobalBatch, answer, biases, clip_scale, global_batches
 from tests.oracle.reference import in_double, load
 from tests.oracle.sizes import scheduled
+from tests.oracle.ties import hangs_on_rounding
 from tests.oracle.trained import STARTED, train_case
 
 LOSS, NORM, GRADIENT, UPDATE, SCHEDULE = 1e-6, 2e-6, 1e-5, 1e-5, 1e-9
@@ -26,21 +27,37 @@ LOSS, NORM, GRADIENT, UPDATE, SCHEDULE = 1e-6, 2e-6, 1e-5, 1e-5, 1e-9
 SMALL = 1e-7
 """Of a gradient that is nothing but rounding, such as that of a key's bias: what of the whole gradient's norm it may
 be off by."""
+AGAIN = 3
+"""Times that other weights are drawn for a case that hangs on rounding, until it counts as different."""
 ROUNDING = 1e-7
 """Of a weight's norm, that an update may be off by: fp32 has 24 bits."""
 
 
 @dataclass
 class Verdict:
-    """equal; refused: Triplane says before the start why it does not train this; different."""
+    """What came of a case."""
 
-    kind: str
+    kind: Literal["equal", "refused", "different", "failed"]
+    """refused: Triplane says before the start why it does not train this. failed: it began, and ended by an error."""
     words: list[str] = field(default_factory=list)
     furthest: dict[str, float] = field(default_factory=dict)
     """Of each quantity, the largest distance over its bound."""
+    hangs: bool = False
+    """It is different, and a token's choice of experts hangs on rounding."""
+    drawn_again: int = 0
+    """How often other weights were drawn for that reason."""
 
 
 def judge(case: Case) -> Verdict:
+    """The verdict on a case, with other weights where it hangs on rounding."""
+    verdict, again = _judge(case), 0
+    while verdict.hangs and again < AGAIN:
+        again += 1
+        verdict = _judge(replace(case, weights_seed=case.weights_seed + again))
+    return replace(verdict, drawn_again=again)
+
+
+def _judge(case: Case) -> Verdict:
     """Ranks, and then the oracle in a process of its own: this one never computes."""
     if problems := case.config.problems(case.world_size):
         return Verdict("refused", problems)
@@ -70,26 +87,34 @@ def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
     ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(case.world_size)]
     steps = [together(case, [rank[number] for rank in ranks]) for number in range(STEPS)]
     verdict, adam = Verdict("equal"), AdamW(case.config.optimizer)
-    schedule = scheduled(case.config, STEPS)
     batches = itertools.islice(global_batches(case, prepared), STEPS)
-    for number, (step, batch, (lr, decay)) in enumerate(zip(steps, batches, schedule, strict=True), 1):
+    parts = zip(steps, batches, scheduled(case.config, STEPS), strict=True)
+    for number, (step, batch, (lr, decay)) in enumerate(parts, 1):
         note = Notes(verdict, f"iteration {number}")
         reference = load(case.shape, step["weights"], folder)
         with in_double():
             theirs = answer(reference, batch)
-        note.close("loss", step["loss"], theirs.loss, LOSS)
-        note.close("samples", step["samples"], sum(len(one.tokens) for each in batch for one in each), 0.0)
-        note.close("tokens", step["tokens"], sum(float(one.loss_mask.sum()) for each in batch for one in each), 0.0)
-        note.close("gradient norm", step["grad_norm"], theirs.norm, NORM)
-        gradients(note, step["gradients"], theirs.gradients, theirs.norm)
-        scale = clip_scale(theirs.norm, case.config.optimizer.clip_grad)
-        note.close("gradient norm after clipping", whole_norm(step["clipped"]), theirs.norm * scale, NORM)
+            one_step(note, case, step, batch, theirs)
+            if verdict.kind == "different" and not verdict.hangs:
+                verdict.hangs = hangs_on_rounding(reference, batch)
         note.close("learning rate", step["learning_rate"], lr, SCHEDULE)
         note.close("weight decay", step["weight_decay"], decay, SCHEDULE)
-        updated = adam.updated(step["weights"], step["gradients"], scale, lr, decay)
-        updates(note, step, updated)
+        scale = clip_scale(theirs.norm, case.config.optimizer.clip_grad)
+        updates(note, step, adam.updated(step["weights"], step["gradients"], scale, lr, decay))
         expert_biases(note, step, theirs.loads, case.shape.moe_router_bias_update_rate)
     return verdict
+
+
+def one_step(note: "Notes", case: Case, step: dict[str, Any], batch: GlobalBatch, theirs: Answer) -> None:
+    """What an iteration read, its loss and its gradients."""
+    flat = [one for replicas in batch for one in replicas]
+    note.close("samples", step["samples"], sum(len(one.tokens) for one in flat), 0.0)
+    note.close("tokens", step["tokens"], sum(float(one.loss_mask.sum()) for one in flat), 0.0)
+    note.close("loss", step["loss"], theirs.loss, LOSS)
+    note.close("gradient norm", step["grad_norm"], theirs.norm, NORM)
+    gradients(note, step["gradients"], theirs.gradients, theirs.norm)
+    clipped = theirs.norm * clip_scale(theirs.norm, case.config.optimizer.clip_grad)
+    note.close("gradient norm after clipping", whole_norm(step["clipped"]), clipped, NORM)
 
 
 def together(case: Case, ranks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Our tensors, weights or their gradients, as transformers' files name and arrange them: by the exporter's own table."""
+"""Our weights, or their gradients, as transformers' files name and arrange them: by the exporter's own table."""
 
 import torch
 from torch import Tensor

@@ -65,8 +65,8 @@ def scores_and_counts(logits: Tensor, shape: GPTShape) -> tuple[Tensor, Tensor]:
 
 
 def _balancing(logits: Tensor, shape: GPTShape, number: int, balance: Balance | None) -> Tensor:
-    """E sum over experts of (share of choices x mean score): arXiv:2101.03961, equation 4; of each sequence by itself and
-    then their mean: arXiv:2412.19437, equation 17."""
+    """E sum over experts of (share of choices x mean score): arXiv:2101.03961, equation 4; of each sequence by itself
+    and then their mean: arXiv:2412.19437, equation 17."""
     scores, choices = scores_and_counts(logits, shape)
     topk, experts = shape.moe_router_topk, shape.num_moe_experts
     if shape.moe_router_load_balancing_type == "seq_aux_loss":

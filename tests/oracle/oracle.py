@@ -18,6 +18,9 @@ from tests.oracle.reference import Output, Reference
 from tests.oracle.sizes import batch_sizes
 from training.parts import open_source
 
+GlobalBatch = Sequence[Sequence[Microbatch]]
+"""Microbatches, each of them a list over the replicas: Megatron's order is microbatch, replica, sample."""
+
 
 @dataclass(kw_only=True)
 class Answer:
@@ -26,8 +29,8 @@ class Answer:
     loss: float
     gradients: State
     loads: list[Tensor]
-    """Tokens of the global batch that each router sent to each expert, [E]; in the order of the model's blocks, those of
-    depths of prediction behind."""
+    """Tokens of the global batch that each router sent to each expert, [E]; in the order of the model's blocks, and
+    then of depths of prediction."""
 
     @property
     def norm(self) -> float:
@@ -35,9 +38,8 @@ class Answer:
         return float(torch.stack([one.double().square().sum() for one in self.gradients.values()]).sum().sqrt())
 
 
-def global_batches(case: Case, prepared: Prepared) -> Iterator[list[list[Microbatch]]]:
-    """Of each iteration the microbatches, each a list over the replicas: Megatron's order is microbatch, replica,
-    sample."""
+def global_batches(case: Case, prepared: Prepared) -> Iterator[GlobalBatch]:
+    """Of each iteration."""
     config, consumed = case.config, 0
     source, data = open_source(prepared, config, "train"), config.data
     micro, replicas = config.train.micro_batch_size, config.layout(case.world_size).dp
@@ -57,7 +59,7 @@ def global_batches(case: Case, prepared: Prepared) -> Iterator[list[list[Microba
         consumed += size
 
 
-def answer(reference: Reference, batches: Sequence[Sequence[Microbatch]]) -> Answer:
+def answer(reference: Reference, batches: GlobalBatch) -> Answer:
     """Loss and gradients of one global batch."""
     shape = reference.shape
     flat = [one for replicas in batches for one in replicas]
@@ -97,8 +99,7 @@ def _balance(outputs: Sequence[Sequence[Output]], shape: GPTShape, balances: lis
 def biases(before: Sequence[Tensor], loads: Sequence[Tensor], rate: float) -> list[Tensor]:
     """Of routers after a step: those of experts with less than the mean load rise (arXiv:2408.15664)."""
     return [
-        bias + rate * torch.sign(load.double().mean() - load).to(bias)
-        for bias, load in zip(before, loads, strict=True)
+        bias + rate * torch.sign(load.double().mean() - load).to(bias) for bias, load in zip(before, loads, strict=True)
     ]
 
 
@@ -117,7 +118,7 @@ class AdamW:
             spared = [param for name, param in self.weights.items() if spares(name, param)]
             others = [param for name, param in self.weights.items() if not spares(name, param)]
             betas, eps = (self.settings.adam_beta1, self.settings.adam_beta2), self.settings.adam_eps
-            groups = [{"params": others}, {"params": spared, "weight_decay": 0.0}]
+            groups: list[dict[str, Any]] = [{"params": others}, {"params": spared, "weight_decay": 0.0}]
             self.optimizer = torch.optim.AdamW(groups, betas=betas, eps=eps)
         first, second = self.optimizer.param_groups
         first["lr"] = second["lr"] = lr

@@ -57,7 +57,9 @@ def drawn(seed: int) -> Case:
     )
     config, world_size = with_layout(config, f"{layout}mbs{train['micro_batch_size']}")
     words = [*words, *of_batch, *of_data, f"{ends:.0%} ends"]
-    return Case(seed=seed, config=config, world_size=world_size, layout=layout or "tp1", ends=ends, words=", ".join(words))
+    return Case(
+        seed=seed, config=config, world_size=world_size, layout=layout or "tp1", ends=ends, words=", ".join(words)
+    )
 
 
 def _model(draw: random.Random, family: str, shape: GPTShape) -> tuple[dict[str, Any], list[str]]:
@@ -82,19 +84,19 @@ def _model(draw: random.Random, family: str, shape: GPTShape) -> tuple[dict[str,
 
 def _layout(draw: random.Random, shape: GPTShape) -> tuple[dict[str, int], str]:
     """Sizes, and a name of tools.parity.layouts."""
-    most = draw.choice((1, 2, 2, 4, 4, 4, 4, 4, MOST_RANKS))
+    ranks = draw.choice((1, 2, 2, 3, 4, 4, 4, 4, 4, MOST_RANKS))
     while True:
-        sizes = {name: draw.choice((1, 1, 2, 2, 4)) for name in ("tp", "pp", "cp", "dp")}
-        if sizes["tp"] * sizes["pp"] * sizes["cp"] * sizes["dp"] == most:
+        sizes = {name: draw.choice((1, 1, 2, 2, 4)) for name in ("tp", "pp", "cp")} | {"dp": draw.choice((1, 2, 3, 4))}
+        if sizes["tp"] * sizes["pp"] * sizes["cp"] * sizes["dp"] == ranks:
             break
     words = [f"{name}{size}" for name, size in sizes.items() if size > 1]
     words += ["sp"] if sizes["tp"] > 1 and (shape.num_moe_experts or draw.random() < 0.6) else []
-    words += ["vpp2"] if sizes["pp"] == 2 and draw.random() < 0.4 else []
-    if shape.num_moe_experts and draw.random() < 0.7:
-        ranks = most // sizes["pp"]
-        fitting = [word for word, size in (("ep2", 2), ("ep4", 4), ("ep2etp1", 2)) if ranks % size == 0]
-        words += [draw.choice(fitting)] if fitting else []
-        words += ["allgather"] if draw.random() < 0.15 else []
+    if sizes["pp"] == 2:
+        split = draw.choice(("", "", "vpp2", "vpp2", "first1"))
+        words += [split] if split else []
+        sizes["vpp"] = 2 if split == "vpp2" else 1
+    if shape.num_moe_experts:
+        words += _experts(draw, sizes)
     zero = draw.choice(("", "", "zero0", "zero2", "zero3", "zero3", "overlap"))
     words += [zero] if zero else []
     if zero in ("zero2", "zero3") and sizes["dp"] * sizes["cp"] % 2 == 0 and draw.random() < 0.2:
@@ -102,8 +104,16 @@ def _layout(draw: random.Random, shape: GPTShape) -> tuple[dict[str, int], str]:
     return sizes, "".join(words)
 
 
+def _experts(draw: random.Random, sizes: dict[str, int]) -> list[str]:
+    replicas = sizes["cp"] * sizes["dp"]
+    fitting = ["ep2"] * (replicas % 2 == 0) + ["ep4"] * (replicas % 4 == 0)
+    fitting += ["ep2etp1"] * (replicas * sizes["tp"] % 2 == 0)
+    words = [draw.choice(fitting)] if fitting and draw.random() < 0.8 else []
+    return words + ["allgather"] * (draw.random() < 0.15)
+
+
 def _train(draw: random.Random, sizes: dict[str, int], shape: GPTShape) -> tuple[dict[str, Any], list[str]]:
-    pieces = sizes["dp"] * (sizes["pp"] if draw.random() < 0.7 else 1)
+    pieces = sizes["dp"] * (sizes["pp"] if sizes.get("vpp") == 2 or draw.random() < 0.5 else 1)
     micro = draw.choice((1, 1, 2, 4) if pieces <= 2 else (1, 1, 2))
     unit = micro * pieces
     batch = unit * draw.choice((1, 1, 2, 3) if unit <= 4 else (1, 2))
@@ -112,16 +122,23 @@ def _train(draw: random.Random, sizes: dict[str, int], shape: GPTShape) -> tuple
         steps = draw.choice((1, 2) if unit <= 4 else (1,))
         fields["global_batch_size"] = batch = unit * (1 + steps)
         fields["rampup_batch_size"] = (unit, unit, draw.randrange(unit, 3 * batch))
-    words = [f"batch {batch} in {micro}"] + ["ramp"] * ("rampup_batch_size" in fields)
+    memory, words = _memory(draw, shape)
+    return fields | memory, [f"batch {batch} in {micro}", *["ramp"] * ("rampup_batch_size" in fields), *words]
+
+
+def _memory(draw: random.Random, shape: GPTShape) -> tuple[dict[str, Any], list[str]]:
     recompute = draw.choice(("", "", "", "uniform", "block", "selective", "auto"))
+    fields: dict[str, Any] = {}
     if recompute in ("uniform", "block"):
-        fields |= {"recompute_granularity": "full", "recompute_method": recompute, "recompute_num_layers": 1}
+        layers = draw.choice((1, 1, 2))
+        fields |= {"recompute_granularity": "full", "recompute_method": recompute, "recompute_num_layers": layers}
     elif recompute == "selective":
         modules = ["core_attn", "mlp"] + ["moe"] * bool(shape.num_moe_experts)
-        fields |= {"recompute_granularity": "selective", "recompute_modules": tuple(draw.sample(modules, 2))}
+        modules = ["core_attn"] if shape.fc_bias else draw.sample(modules, 2)
+        fields |= {"recompute_granularity": "selective", "recompute_modules": tuple(modules)}
     elif recompute == "auto":
-        fields["recompute"] = "auto:4.5MiB"
-    words += [f"recompute {recompute}"] if recompute else []
+        fields["recompute"] = "auto:8MiB"
+    words = [f"recompute {recompute}"] if recompute else []
     if draw.random() < 0.1 and recompute != "auto":
         fields["cpu_offloading_num_layers"] = 1
         words.append("offload")
@@ -158,5 +175,3 @@ def _optimizer(draw: random.Random) -> dict[str, Any]:
         ramp = draw.choice(("linear", "cosine"))
         fields |= {"start_weight_decay": 0.02, "end_weight_decay": 0.2, "weight_decay_incr_style": ramp}
     return fields
-
-

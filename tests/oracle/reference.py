@@ -1,8 +1,8 @@
 """transformers' own model of a case, with the exported weights: logits, and what its routers said.
 
 Documents that do not see one another are computed as what they are: texts of their own, side by side, each a row that
-is padded behind its end, where a causal model cannot look. So no mask of ours is in it, and it holds for mixers, windows
-and chunks of attention as for plain attention.
+is padded behind its end, where a causal model cannot look. So there is no mask, and it holds for mixers, windows and
+chunks of attention as for plain attention.
 """
 
 import contextlib
@@ -45,8 +45,10 @@ class Reference:
     """The model, and its depths of multi-token prediction."""
 
     shape: GPTShape
-    model: nn.Module
-    mtp: nn.Module | None
+    model: Any
+    """transformers', for causal language modelling."""
+    mtp: Any
+    """transformers' MtpModel; None without."""
     heard: list[Tensor] = field(default_factory=list)
     """Logits [tokens, E] of each router that ran, padding included."""
     chosen: list[Tensor] = field(default_factory=list)
@@ -167,7 +169,7 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
 
     model_type, config = write_config(shape)
     plain = {name: tensor for name, tensor in weights.items() if not _of_depth(name, shape)}
-    # xIELU: eps, below which transformers lets expm1 begin, is 0 here, as in arXiv:2411.13010: its derivative is smooth.
+    # xIELU's eps, below which transformers lets expm1 begin, is 0, as in arXiv:2411.13010: its derivative has no jump.
     plain |= {
         name: torch.tensor(0.0 if name.endswith(".eps") else value)
         for name, value in constants(model_type, shape).items()
@@ -184,15 +186,17 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
         _load_depths(reference, weights)
     for module in [*model.modules(), *(reference.mtp.layers.modules() if reference.mtp is not None else ())]:
         for name in ("gate", "router"):
-            router = getattr(module, name, None)
+            router: Any = getattr(module, name, None)
             if _is_router(router, shape):
-                router.register_forward_pre_hook(lambda module, inputs: reference.heard.append(_said(module, inputs[0])))
+                router.register_forward_pre_hook(
+                    lambda module, inputs: reference.heard.append(_said(module, inputs[0]))
+                )
         if (experts := getattr(module, "experts", None)) is not None:
             experts.register_forward_pre_hook(lambda _, inputs: reference.chosen.extend(_numbers(inputs)))
     return reference
 
 
-def _said(router: nn.Module, hidden: Tensor) -> Tensor:
+def _said(router: Any, hidden: Tensor) -> Tensor:
     bias = getattr(router, "bias", None)
     return linear(hidden.reshape(-1, router.weight.shape[1]), router.weight, bias)
 
