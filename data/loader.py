@@ -81,8 +81,11 @@ def to_batch(window: Tensor, device: torch.device, packing: Packing | None = Non
     window = window.to(device, non_blocking=True)
     tokens, labels = window[:, :-1].long(), window[:, 1:].long()
     positions = torch.arange(tokens.shape[1], device=device)
-    starts = document_starts(window[:, :-1], packing.eod) if packing and packing.by_document else None
-    restarts = starts is not None and packing is not None and packing.reset_positions
+    position_ids, starts = positions.expand_as(tokens).contiguous(), None
+    if packing and packing.by_document:
+        begins = document_starts(window[:, :-1], packing.eod)
+        starts = begins if packing.reset_attention else None
+        position_ids = positions - begins if packing.reset_positions else position_ids
     loss_mask = torch.ones_like(tokens, dtype=torch.float32)
     if packing and packing.eod_mask_loss:
         loss_mask[tokens == packing.eod] = 0.0
@@ -90,8 +93,8 @@ def to_batch(window: Tensor, device: torch.device, packing: Packing | None = Non
         tokens=tokens,
         labels=labels,
         loss_mask=loss_mask,
-        position_ids=positions - starts if restarts else positions.expand_as(tokens).contiguous(),
-        starts=starts if packing and packing.reset_attention else None,
+        position_ids=position_ids,
+        starts=starts,
     )
 
 

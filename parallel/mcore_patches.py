@@ -281,6 +281,19 @@ def _step_parts() -> bool:
     )
 
 
+def _loss_weights() -> bool:
+    from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+    from megatron.core.pipeline_parallel import schedules
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    by_all_tokens = "aux_loss * num_local_tokens * self.tp_cp_group.size()"
+    return (
+        "if num_tokens is not None:" in inspect.getsource(finalize_model_grads)
+        and "moe_grad_scale_func()" in inspect.getsource(schedules._get_moe_loss_scale)
+        and by_all_tokens in inspect.getsource(TopKRouter.attach_and_log_load_balancing_loss)
+    )
+
+
 def _gradient_norm() -> bool:
     from megatron.core.optimizer import ChainedOptimizer, clip_grads
 
@@ -383,6 +396,8 @@ PROBES = {
     "main_grad and grad_stats_parallel_group, by which parallel/fsdp.py shows shards": _sharded_gradients,
     "ChainedOptimizer.step, as training/step.py calls it, and the schedules' finalize_model_grads_func, which "
     "training/forward_backward.py replaces": _step_parts,
+    "finalize_model_grads without a token count, moe_grad_scale_func and what routers multiply their losses by, which "
+    "training/loss_weights.py counts on": _loss_weights,
     "ChainedOptimizer.get_grad_norm and get_grad_norm_fp32, whose sums training/gradient_norm.py takes": _gradient_norm,
     "DistributedOptimizer._defer_param_sync, which training/optimizer.py sets": _gathered_once,
     "DynamicGradScaler's attributes and prepare_grads, which training/loss_scale.py restores and repeats": _loss_scale,

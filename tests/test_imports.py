@@ -44,9 +44,10 @@ TORCH = """
     models.layers: activation attention blockwise_attention chunked chunked_losses compiled cross_entropy cuda_graphs
         delta_rule documents experts fine_grained_offload gated_delta_net mixers whole_matrices
         fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection recomputed
-        routing scaling self_attention spec ssd userbuffers wgrad
+        restarting_rope routing scaling self_attention spec ssd token_counts userbuffers wgrad
     data: loader prefetch
-    training: attention_backend batches determinism forward_backward gradient_norm loop loss_scale manual_gc
+    training: attention_backend batches determinism forward_backward gradient_norm loop loss_scale loss_weights
+    manual_gc
     optimizer optimizer_class optimizer_forms parts step train    training.custom: callbacks loss
     training.evaluation: asked forward_only generating scoring set_batches shared_model task_callback validation harness
     training.checkpoint: agreement callback fit fp8_state model_state optimizer_state restoring rng

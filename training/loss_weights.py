@@ -22,6 +22,7 @@ from torch import Tensor
 
 from data.loader import Batch
 from models.layers.token_counts import TokenCounts, set_token_counts, token_counts
+from models.shapes import GPTShape
 from parallel.ddp import Chunk, Chunks
 from parallel.groups import Ranks
 from training.batches import zigzag
@@ -57,6 +58,22 @@ def own_positions(length: int, ranks: Ranks) -> Tensor:
     cp = ranks.layout.cp
     whole = torch.arange(length * cp, device=ranks.device)
     return whole if cp == 1 else zigzag(whole[None], cp, ranks.at.cp)[0]
+
+
+def layout_dependent(shape: GPTShape) -> str:
+    """What of a model's numbers depends on the layout by definition, in one line; "" where nothing does."""
+    if not shape.num_moe_experts:
+        return ""
+    balancing = shape.moe_router_load_balancing_type if shape.moe_aux_loss_coeff else ""
+    found = {
+        "global_aux_loss, over what all replicas have routed of an iteration so far, on DP and the micro-batch": (
+            balancing == "global_aux_loss"
+        ),
+        "aux_loss, over a microbatch, on the micro-batch": balancing == "aux_loss",
+        "which tokens find an expert full, on TP, CP and the micro-batch": shape.moe_expert_capacity_factor > 0,
+    }
+    named = "; ".join(what for what, there in found.items() if there)
+    return f"not the same in every layout, by definition (docs/layouts.md): {named}" if named else ""
 
 
 def weigh_losses(config: TransformerConfig, optimizer: MegatronOptimizer, tokens_per_microbatch: int) -> None:

@@ -42,6 +42,7 @@ from training.determinism import set_debugging
 from training.evaluation.tasks import PreparedTasks
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
+from training.loss_weights import layout_dependent
 from training.manual_gc import ManualGC
 from training.memory.host_room import check_host_room
 from training.memory.measured import MemoryReport, modules_of
@@ -330,6 +331,8 @@ def announce(run: TrainingRun) -> None:
         ranks.say(f'recomputed for train.recompute = "{config.train.recompute}": {described_plans(plans)}')
     for line in mixers.described(shape, ranks.device):
         ranks.say(line)
+    if by_definition := layout_dependent(shape):
+        ranks.say(by_definition)
     if config.data.reset_attention_mask and shape.has_attention:
         how = packed.how(shape, ranks.device, params_dtype(config.precision), ranks.layout)
         ranks.say(f"documents are kept apart by attention {how}")

@@ -253,10 +253,18 @@ def test_key_value_heads_count_only_with_grouped_queries() -> None:
 def test_packed_documents_are_kept_apart() -> None:
     both = drafted(f"{SMALLEST} --reset-attention-mask --reset-position-ids --eod-mask-loss")
     assert all(both.values[f"data.{name}"] for name in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"))
-    one = drafted(f"{SMALLEST} --reset-position-ids")
-    assert "data.reset_position_ids" not in one.values and any(
-        "--reset-position-ids" in line for line in one.unsupported
+    mask, learned, rotary = (
+        drafted(f"{SMALLEST} {flags}")
+        for flags in (
+            "--reset-attention-mask",
+            "--reset-position-ids",
+            "--reset-position-ids --use-rotary-position-embeddings",
+        )
     )
+    assert mask.values["data.reset_attention_mask"] and "data.reset_position_ids" not in mask.values
+    assert learned.values["data.reset_position_ids"] and not learned.unsupported
+    assert "data.reset_position_ids" not in rotary.values  # Megatron's RoPE does not look at position ids
+    assert any("--reset-position-ids" in line for line in rotary.irrelevant)
 
 
 def test_data_with_weights_is_a_blend() -> None:

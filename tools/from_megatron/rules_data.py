@@ -67,7 +67,9 @@ def _documents(draft: Draft) -> None:
     mask, positions = map(draft.arguments.switch, ("reset-attention-mask", "reset-position-ids"))
     if mask:
         draft.put("data.reset_attention_mask", True, "--reset-attention-mask")
-    if positions and not mask and draft.arguments.text("position-embedding-type") == "rope":
+    rotary = draft.arguments.switch("use-rotary-position-embeddings")
+    rotary = rotary or draft.arguments.text("position-embedding-type") in ("rope", "yarn")
+    if positions and rotary and not mask:
         draft.irrelevant.append(
             "--reset-position-ids: without --reset-attention-mask, Megatron-LM's rotary embedding does not look at "
             "position ids"
