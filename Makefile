@@ -1,4 +1,4 @@
-# make demo | test | test-all | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | against-megatron | faults | soak | monitoring.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | test-all | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | against-megatron | faults | oracle | soak | monitoring.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 WORKERS ?= 2
@@ -13,7 +13,7 @@ BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12
 TE_VERSION := $(shell sed -n 's/^te = .*==\([0-9.]*\)".*/\1/p' pyproject.toml)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension against-megatron faults soak monitoring bench-data clean
+.PHONY: demo test test-all setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension against-megatron faults oracle soak monitoring bench-data clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -63,6 +63,10 @@ against-megatron: setup .te/.ready
 
 faults: setup
 	$(PYTHON) -m tests.faults
+
+# Training held against transformers, PyTorch and Megatron's scheduler, over drawn recipes; half an hour. Goes on where it was interrupted.
+oracle: setup
+	$(PYTHON) -m tests.oracle --cases 400 --output runs/oracle --write_page
 
 # A supervised run with faults at random moments, and whether its report tells that story.
 MINUTES ?= 30

@@ -301,6 +301,27 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 
 
 @torch.no_grad()
+def _same_logits_with_short_steps(ranks: Any, model: ModelConfig) -> None:
+    """Nemotron-H's class raises steps below time_step_min: those of weights as they begin, and of trained ones."""
+    shape = resolve(model, VOCAB)
+    theirs = hf_model(shape)
+    randomise(theirs, seed=1)
+    for name, tensor in theirs.state_dict().items():
+        if name.endswith("dt_bias"):
+            tensor.sub_(9.0)
+    ours = build(ranks, model, shape)
+    copy_into(ours, canonical_weights(theirs, shape))
+    tokens, positions = some_tokens()
+    ours_logits, theirs_logits = ours(tokens, positions, None)[..., :VOCAB], theirs(tokens).logits
+    torch.testing.assert_close(ours_logits, theirs_logits, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["mamba2_tiny", "nemotron_h_tiny"])
+def test_short_steps_of_mixers_are_those_of_transformers(name: str) -> None:
+    on_one_rank(_same_logits_with_short_steps, ModelConfig(shape=name, seq_length=SEQ))
+
+
+@torch.no_grad()
 def _same_predictions_of_later_tokens(ranks: Any, model: ModelConfig) -> None:
     """Depth k embeds the tokens k places on; where there are none, megatron-core embeds token 0."""
     shape = resolve(model, VOCAB)

@@ -1,8 +1,12 @@
 """Our weights, or their gradients, as transformers' files name and arrange them: by the exporter's own table."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from models.hf.families import TABLES
 from models.hf.shapes import write_config
 from models.hf.tables import Entry, entries
 from models.shapes import GPTShape
@@ -15,14 +19,37 @@ def exported(ours: State, shape: GPTShape) -> State:
 
     Copies that their files hold beside, such as a tied output layer, are left out: they have no gradient of their own.
     """
-    model_type, _ = write_config(shape)
     found, left = State(), set(ours)
-    for entry in entries(model_type, shape):
-        if entry.name in ours:
-            left.discard(entry.name)
-            found |= _theirs(entry, ours[entry.name])
-    assert not left, f"transformers' {model_type} has no place for {', '.join(sorted(left))}"
+    for name, entry in _entries(shape):
+        if name in ours:
+            left.discard(name)
+            found |= _theirs(entry, ours[name])
+    for name in [name for name in left if name.startswith("mtp.")]:
+        left.discard(name)
+        _, depth, rest = name.split(".", 2)
+        rest = rest.replace("final_layernorm.", "shared_head.norm.")
+        found[f"model.layers.{shape.num_layers + int(depth)}.{rest}"] = ours[name]
+    assert not left, f"transformers has no place for {', '.join(sorted(left))}"
     return found
+
+
+def without_depths(shape: GPTShape) -> GPTShape:
+    """The model itself: transformers keeps multi-token prediction apart, and of most families has none in its files."""
+    return replace(shape, mtp_num_layers=0)
+
+
+def _entries(shape: GPTShape) -> Iterator[tuple[str, Entry]]:
+    """With their canonical names. A depth's block is named as one more block would be, as DeepSeek's is."""
+    model_type = write_config(without_depths(shape))[0]
+    if not shape.mtp_num_layers or TABLES[model_type].mtp_copies:
+        yield from ((entry.name, entry) for entry in entries(model_type, shape))
+        return
+    longer = replace(without_depths(shape), num_layers=shape.num_layers + shape.mtp_num_layers)
+    for entry in entries(model_type, longer):
+        kind, _, rest = entry.name.partition(".")
+        number, _, rest = rest.partition(".")
+        depth = int(number) - shape.num_layers if kind == "layers" else -1
+        yield f"mtp.{depth}.{rest}" if depth >= 0 else entry.name, entry
 
 
 def _theirs(entry: Entry, whole: Tensor) -> State:

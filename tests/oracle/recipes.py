@@ -14,9 +14,9 @@ from training.cli import parse
 RECIPE = Path(__file__).resolve().parents[2] / "slurm/recipes/debug.toml"
 MOST_RANKS = 8
 TRAIN_ITERS = 7
-DEPTHS = ("deepseek_v3_tiny", "glm45_tiny")
-"""Families whose files, and so transformers' models, have multi-token prediction."""
-FAMILIES = (*TINY, *DEPTHS, "mixtral_tiny", "qwen3_moe_tiny", "qwen2_moe_tiny", "gpt_oss_tiny", "gemma2_tiny")
+DEPTHS = ("deepseek_v3_tiny", "glm45_tiny", "llama2_tiny", "llama3_tiny", "qwen2_tiny", "qwen3_tiny", "qwen3_moe_tiny")
+"""Families with whose blocks transformers' MtpModel can be made."""
+FAMILIES = (*TINY, *DEPTHS, "mixtral_tiny", "qwen2_moe_tiny", "gpt_oss_tiny", "gemma2_tiny")
 """Those with more to go wrong more than once."""
 ENDS = (0.0, 0.02, 0.1, 0.35, 0.7, 0.97)
 VARIATIONS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -44,7 +44,7 @@ def drawn(seed: int) -> Case:
     model, words = _model(draw, family, shape)
     sizes, layout = _layout(draw, shape)
     train, of_batch = _train(draw, sizes, shape)
-    data, of_data = _data(draw)
+    data, of_data = _data(draw, one_text=bool(model.get("mtp_num_layers")) and draw.random() < 0.8)
     ends = draw.choice(ENDS) if data["eod_mask_loss"] else draw.choice(ENDS[1:4])
     config = parse.load(RECIPE)
     config = dataclasses.replace(
@@ -70,7 +70,7 @@ def _model(draw: random.Random, family: str, shape: GPTShape) -> tuple[dict[str,
         fields["norm_epsilon"] = 1e-2  # with less, a delta net's norm makes much of what is nearly 0, rounding too
     words = [f"{name} {value}" for name, value in fields.items()]
     if family in DEPTHS:
-        fields["mtp_num_layers"] = draw.choice((0, 1, 1, 2))
+        fields["mtp_num_layers"] = draw.choice((0, 1, 1, 2) if shape.mtp_num_layers else (0, 0, 1, 2))
         fields["mtp_loss_scaling_factor"] = draw.choice((0.1, 0.3, 1.0))
         words.append(f"MTP {fields['mtp_num_layers']}")
     if shape.num_moe_experts:
@@ -148,9 +148,10 @@ def _memory(draw: random.Random, shape: GPTShape) -> tuple[dict[str, Any], list[
     return fields, words
 
 
-def _data(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
+def _data(draw: random.Random, *, one_text: bool) -> tuple[dict[str, Any], list[str]]:
+    """one_text: documents see one another, as multi-token prediction wants it."""
     apart, restart = draw.choice(((False, False),) * 4 + ((True, True),) * 2 + ((True, False), (False, True)))
-    masked = draw.random() < 0.6
+    apart, masked = apart and not one_text, draw.random() < 0.6
     fields = {"reset_attention_mask": apart, "reset_position_ids": restart, "eod_mask_loss": masked}
     return fields, [name for name, on in fields.items() if on]
 

@@ -22,7 +22,7 @@ from models.hf.tables import constants
 from models.shapes import GPTShape
 from tests.models.hf_weights import hf_mtp_model, of_each_expert
 from tests.oracle.batches import Microbatch
-from tests.oracle.exported import State
+from tests.oracle.exported import State, without_depths
 
 WITHOUT_POSITIONS = ("mamba2", "nemotron_h")
 """Whose models take none."""
@@ -167,7 +167,7 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
     """In fp64, through a folder as an export writes it."""
     import transformers
 
-    model_type, config = write_config(shape)
+    model_type, config = write_config(without_depths(shape))
     plain = {name: tensor for name, tensor in weights.items() if not _of_depth(name, shape)}
     # xIELU's eps, below which transformers lets expm1 begin, is 0, as in arXiv:2411.13010: its derivative has no jump.
     plain |= {
@@ -182,6 +182,9 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
     model.config._experts_implementation = "eager"
     reference = Reference(shape, model.double().eval(), None)
     if shape.mtp_num_layers:
+        model.config.num_mtp_layers = shape.mtp_num_layers
+        if getattr(model.config, "layer_types", None) is not None:
+            model.config.mtp_layer_types = [model.config.layer_types[-1]] * shape.mtp_num_layers
         reference.mtp = hf_mtp_model(model, shape).double()
         _load_depths(reference, weights)
     for module in [*model.modules(), *(reference.mtp.layers.modules() if reference.mtp is not None else ())]:

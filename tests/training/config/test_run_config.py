@@ -196,6 +196,12 @@ def test_the_debug_recipe_has_none() -> None:
             1,
             ['"moe" needs a model with model.num_moe_experts', '"mla_up_proj" needs a model with model.multi_latent'],
         ),
+        (
+            "--model.shape pythia_tiny --train.recompute_granularity full --train.recompute_method block "
+            "--train.recompute_num_layers 1",
+            1,
+            ['recompute_method "block" cannot be with model.parallel_residual'],
+        ),
         # the rest
         ("--train.generate_tokens -1", 1, ["train.generate_tokens"]),
         ("--train.sample_interval 5", 1, ["train.sample_interval needs train.generate_tokens"]),
