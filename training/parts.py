@@ -20,7 +20,7 @@ from training.checkpoint import optimizer_state, stream_position
 from training.checkpoint.account import UpdateCount
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.folders import checkpoints
-from training.checkpoint.state import JSON
+from training.checkpoint.state import JSON, step_of
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig, batch_schedule
 from training.evaluation.batching import row_shape
@@ -175,7 +175,7 @@ def build_tasks(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> list[Ta
 
 def build_updates(run: TrainingRun, optim: optimizer.MegatronOptimizer, begun: run_files.Begun) -> UpdateCount:
     """What counts updates beside the optimizer, from what that has restored. Collective."""
-    done = optimizer_state.numbers(optim, run.ranks)["step"] if optimizer_state.is_adam(optim) else None
+    done = step_of(optimizer_state.numbers(optim, run.ranks)) if optimizer_state.is_adam(optim) else None
     return UpdateCount(begun.progress, batch_schedule(run.config.train), done)
 
 

@@ -20,7 +20,7 @@ from training.checkpoint.format.manifest import DamagedError, read_manifest
 from training.checkpoint.format.verify import Damage
 from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import schedule_problems
-from training.checkpoint.state import State, read_state
+from training.checkpoint.state import State, read_state, step_of
 
 STATE_PREFIX = "optimizer.state."
 WEIGHTS, SECOND_MOMENT = f"{STATE_PREFIX}param.", f"{STATE_PREFIX}exp_avg_sq."
@@ -50,12 +50,6 @@ def _state_problems(folder: Path, state: State, about: Mapping[str, JSON]) -> It
     yield from _optimizer_problems(state.optimizer, about)
     yield from account_problems(state.entries, progress, step_of(state.optimizer))
     yield from (f"entries.{SCHEDULE}.{text}" for text in schedule_problems(state.entries))
-
-
-def step_of(optimizer: Mapping[str, JSON]) -> int | None:
-    """Updates that AdamW has made, for all that is known; None of a checkpoint without its state."""
-    step = optimizer.get("step")
-    return step if isinstance(step, int) else None
 
 
 def _optimizer_problems(optimizer: Mapping[str, JSON], about: Mapping[str, JSON]) -> Iterator[str]:

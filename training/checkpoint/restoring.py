@@ -21,9 +21,9 @@ from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.verify import Depth, damages, strangers
 from training.checkpoint.model_state import model_boxes
-from training.checkpoint.plausible import check_values, state_damages, step_of
+from training.checkpoint.plausible import check_values, state_damages
 from training.checkpoint.start import find_start
-from training.checkpoint.state import JSON, State, read_state
+from training.checkpoint.state import JSON, State, read_state, step_of
 from training.checkpoint.storage import TensorReader
 from training.config.run_config import CheckpointConfig
 from training.progress import Progress
