@@ -88,6 +88,8 @@ def restore(
     """
     refused: dict[Path, str] = {}
     while (source := choose(root, config, ranks, refused)) is not None:
+        if refused:
+            ranks.say(f"falling back to {source.path}")
         try:
             rng_restored, fp8_restored = _read(source, chunks, optimizer, ranks)
         except UnsoundError as error:  # what verifying has not seen: the next one overwrites all of it
@@ -216,7 +218,8 @@ def _continue_from(root: Path, path: Path, damaged: Sequence[Path], load: str | 
             said.append(f"warning: {path} holds files that are not of the checkpoint, and are ignored: {shown}")
     if newer := folders.ahead(root, path):
         names = ", ".join(one.name for one in newer[:MOST_DAMAGES]) + _more(len(newer))
-        why = f"checkpoint.load is {load}" if load and Path(load).name == path.name else f"latest is {path.name}"
+        why = f"latest is {path.name}" if folders.named_latest(root)[0] == path else "see above"
+        why = f"checkpoint.load is {load}" if load and Path(load).name == path.name else why
         said.append(
             f"newer checkpoints are not resumed from ({why}): {names}. Each stays until this run has saved a later "
             f"iteration and verified it. To continue one of them, write its name into {root / folders.LATEST}"

@@ -63,7 +63,7 @@ def _why_not(named: LineageCommit | None, taken: LineageCommit) -> str:
     if named is not None and taken.descends_from(named):
         return f"; {taken.path.name} descends from it and is newer: continuing from that"
     if named is not None and named.is_misnamed:
-        return f", which holds iteration {named.written}: continuing from {taken.path.name}, the last commit"
+        return f", which holds iteration {named.written}: continuing from {taken.path.name}"
     return f", which is not continued: continuing from {taken.path.name}"
 
 
