@@ -27,7 +27,8 @@ TEXT = """Of two checkpoints in a folder the newer one is damaged, in any of its
 and found, and the tensor where the byte lies in one; the older checkpoint is taken and said to be; all ranks decide
 alike; and they hold afterwards exactly what was saved. Where both are damaged nothing may be loaded, and no parameter
 touched. A file that is not of the checkpoint is ignored, with a warning. `sizes` does not verify tensors, of which it
-is to find what cannot be (NaN, a negative second moment), and everything else. The time is that of the load with hashes."""
+is to find what cannot be (NaN, a negative second moment), and everything else. The time is that of the load with
+hashes."""
 WORLD_SIZES = (1, 2)
 LIMIT_S = 60
 """A rank that takes longer for one damage hangs: it is killed, and the damage counts as a hang."""

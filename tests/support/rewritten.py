@@ -27,7 +27,8 @@ def rehash(folder: Path, about: Callable[[dict[str, Any]], None] = lambda _: Non
     manifest = read_manifest(folder)
     said = dict(manifest.about)
     about(said)
-    tensors = {name: facts.get(name.removesuffix(DATA), old) for name, old in manifest.files.items() if name[-4:] == DATA}
+    old = {name: found for name, found in manifest.files.items() if name.endswith(DATA)}
+    tensors = {name: facts.get(name.removesuffix(DATA), found) for name, found in old.items()}
     write_manifest(folder, tensors, said)
     assert not damages(folder, "hashes")
 
@@ -49,7 +50,7 @@ def change_text(folder: Path, name: str, text: str | bytes) -> None:
 
 
 def change_number(folder: Path, key: str, value: float, element: int = 0) -> str:
-    """Write fp32 ``value`` into a tensor, with every hash of it anew: the name of the file it lies in."""
+    """Write fp32 ``value`` into a tensor, and every hash of it again: the name of the file it lies in."""
     with FileReader(folder) as reader:
         number, [piece, *_] = reader.tensors[key].number, reader.pieces(key)
         size = reader.tensors[key].piece_bytes(piece.shape)

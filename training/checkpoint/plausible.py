@@ -37,7 +37,8 @@ def state_damages(folder: Path) -> list[Damage]:
         state, about = read_state(folder), read_manifest(folder).about
     except DamagedError as error:
         return [Damage(folders.STATE, str(error), not error.by_system)]
-    return [Damage(folders.STATE, f"{folder / folders.STATE}: {text}") for text in _state_problems(folder, state, about)]
+    problems = _state_problems(folder, state, about)
+    return [Damage(folders.STATE, f"{folder / folders.STATE}: {text}") for text in problems]
 
 
 def _state_problems(folder: Path, state: State, about: Mapping[str, JSON]) -> Iterator[str]:
@@ -74,8 +75,8 @@ def _optimizer_problems(optimizer: Mapping[str, JSON], about: Mapping[str, JSON]
 def check_values(boxes: Sequence[Box], files: CheckpointIndex, step: int | None = None, adam: bool = True) -> None:
     """Whether what was read into ``boxes`` can be weights, AdamW's moments and fp8's scales.
 
-    step: the optimizer's, with its state. adam: it is AdamW, and not a user's own. No communication. Raises DamagedError
-    with the first element that cannot be.
+    step: the optimizer's, with its state. adam: it is AdamW, and not a user's own. No communication. Raises
+    DamagedError with the first element that cannot be.
     """
     for box in boxes:
         of_state = box.key.startswith(STATE_PREFIX)

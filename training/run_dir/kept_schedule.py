@@ -1,7 +1,7 @@
 """Which schedule a start follows: the one that the run began with, or this configuration's where that is asked for.
 
-As Megatron's OptimizerParamScheduler.load_state_dict, but that a checkpoint's schedule that this configuration would not
-make is kept and said, where Megatron ends with an assertion. No torch here: a dry run asks, too.
+As Megatron's OptimizerParamScheduler.load_state_dict; but a checkpoint's schedule that this configuration would not
+make is kept, and said, where Megatron ends with an assertion. A dry run asks, too.
 """
 
 import contextlib

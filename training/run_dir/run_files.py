@@ -16,8 +16,8 @@ from parallel.durable import replace_file
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from training import checkpoint
-from training.checkpoint.folders import checkpoints
 from training.checkpoint.agreement import on_first_rank
+from training.checkpoint.folders import checkpoints
 from training.checkpoint.imported import IMPORTED, kept
 from training.checkpoint.restoring import Restored
 from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
@@ -34,6 +34,7 @@ from training.run_dir.errors import run_dir_error
 from training.run_dir.kept_schedule import RECIPE
 from training.run_dir.resume_report import Now, card, recipe_of
 from training.run_dir.tokenizer_files import tokenizer_files
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Begun:
@@ -148,9 +149,14 @@ def checkpoint_contents(
         nproc=None,
         data=dataclasses.replace(config.data, tokenizer=kept_tokenizer.name, eod_token=eod_token),
         checkpoint=dataclasses.replace(
-            config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False,
-            override_opt_param_scheduler=False, use_checkpoint_opt_param_scheduler=False,
-        ),  # fmt: skip
+            config.checkpoint,
+            load=None,
+            finetune=False,
+            no_load_optim=False,
+            no_load_rng=False,
+            override_opt_param_scheduler=False,
+            use_checkpoint_opt_param_scheduler=False,
+        ),
     )
     entries: dict[str, JSON] = {
         SCHEDULE: entry_of(schedule),

@@ -1,4 +1,4 @@
-"""Values that no run can have, with hashes that fit: named with file, tensor, expected and found; the older one is taken."""
+"""Values that no run can have, with hashes that fit: named by file and tensor, and the older checkpoint is taken."""
 
 import os
 import shutil
@@ -50,12 +50,15 @@ def number(key: str, value: float, element: int = 5) -> Callable[[Path], object]
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "samples": (state("progress", "consumed_samples", value=25), "consumed_samples: expected 24, as the manifest says, found 25"),
+    "samples": (
+        state("progress", "consumed_samples", value=25),
+        "progress.consumed_samples: expected 24, as the manifest says, found 25",
+    ),
     "samples, said twice": (
         state("progress", "consumed_samples", value=32, everywhere=True),
         "progress.consumed_samples: expected 24 after iteration 4, found 32",
     ),
-    "no updates": (state("optimizer", "step", value=0, everywhere=True), "optimizer.step: expected 4, the updates that"),
+    "no updates": (state("optimizer", "step", value=0, everywhere=True), "optimizer.step: expected 4, the updates"),
     "more updates": (state("optimizer", "step", value=5), "optimizer.step: expected 4, as the manifest says, found 5"),
     "learning rate": (
         state("optimizer", "param_groups", value=[{"lr": -1.0}]), "param_groups.0.lr: expected 0 or more, found -1.0"
@@ -67,7 +70,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "account": (state("entries", "account", value={"iteration": -1}), "entries.account.iteration: expected"),
     "nan weight": (number(MASTER + WORD, float("nan")), f"{MASTER}{WORD}[0, 5]: expected a finite number, found nan"),
     "infinite moment": (
-        number(f"optimizer.state.exp_avg.{WORD}", float("inf")), f"exp_avg.{WORD}[0, 5]: expected a finite number, found inf"
+        number(f"optimizer.state.exp_avg.{WORD}", float("inf")),
+        f"exp_avg.{WORD}[0, 5]: expected a finite number, found inf",
     ),
     "negative square": (number(STEP + WORD, -0.5), f"{STEP}{WORD}[0, 5]: expected 0 or more, found -0.5"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A schedule is fixed in samples when a run begins: another batch, another length or another layout does not bend it."""
+"""A schedule is fixed in samples when a run begins: another batch, length or layout does not bend it. 12 s."""
 
 import json
 from collections.abc import Sequence
@@ -89,8 +89,8 @@ def test_an_override_says_from_what_to_what_and_is_kept_from_then_on(
     run, own = copy_of(begun, tmp_path / "run"), schedule_of(tmp_path, *OTHER_BATCH)
     lines = go_on(prepared, run, *OTHER_BATCH, *OVERRIDE)
     assert followed(lines, own, 16)
-    said = f"schedule: {own.describe()} (checkpoint.override_opt_param_scheduler; was: {schedule_of(tmp_path).describe()})"
-    assert said in capfd.readouterr().out
+    was = f"(checkpoint.override_opt_param_scheduler; was: {schedule_of(tmp_path).describe()})"
+    assert f"schedule: {own.describe()} {was}" in capfd.readouterr().out
     assert "override_opt_param_scheduler = false" in (run / "checkpoints/iter_0000006/config.toml").read_text()
     go_on(prepared, run, "--train.train_iters", "7")
     assert f"schedule: {own.describe()}: kept from the checkpoint" in capfd.readouterr().out
@@ -103,9 +103,7 @@ def test_both_flags_are_a_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["as it was", "unreadable"])
-def test_a_checkpoint_of_an_older_version_goes_on(
-    begun: Path, prepared: Prepared, tmp_path: Path, recipe: str
-) -> None:
+def test_a_checkpoint_of_an_older_version_goes_on(begun: Path, prepared: Prepared, tmp_path: Path, recipe: str) -> None:
     """It has a sentence for a schedule; its configuration tells which one it was."""
     run = copy_of(begun, tmp_path / "run")
 
