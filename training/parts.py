@@ -16,10 +16,11 @@ from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training import optimizer
 from training.batches import BatchStream
-from training.checkpoint import stream_position
+from training.checkpoint import optimizer_state, stream_position
+from training.checkpoint.account import UpdateCount
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.folders import checkpoints
-from training.checkpoint.state import JSON
+from training.checkpoint.state import JSON, step_of
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig, batch_schedule
 from training.evaluation.batching import row_shape
@@ -172,6 +173,12 @@ def build_tasks(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> list[Ta
     return [tasks]
 
 
+def build_updates(run: TrainingRun, optim: optimizer.MegatronOptimizer, begun: run_files.Begun) -> UpdateCount:
+    """What counts updates beside the optimizer, from what that has restored. Collective."""
+    done = step_of(optimizer_state.numbers(optim, run.ranks)) if optimizer_state.is_adam(optim) else None
+    return UpdateCount(begun.progress, batch_schedule(run.config.train), done)
+
+
 def build_saves(
     run: TrainingRun,
     chunks: Chunks,
@@ -179,18 +186,21 @@ def build_saves(
     health: Health,
     stream: BatchStream,
     begun: run_files.Begun,
+    updates: UpdateCount,
 ) -> SaveCallback:
     """What the loop calls for a checkpoint."""
     config, prepared, ranks = run.config, run.prepared, run.ranks
 
     def before_save(progress: Progress) -> Mapping[str, JSON]:
         own = {} if prepared.streams is None else stream_position.noted(stream, progress, ranks)
-        return {**health.before_save(progress), **own}
+        return {**health.before_save(progress), **own, **updates.entry()}
 
     return SaveCallback(
         checkpoints(run.run_dir),
         dataclasses.replace(
-            run_files.checkpoint_contents(config, prepared, begun.entries), parent=begun.parent, loaded=begun.loaded
+            run_files.checkpoint_contents(config, prepared, begun.schedule, begun.entries),
+            parent=begun.parent,
+            loaded=begun.loaded,
         ),
         chunks,
         optim,

@@ -34,6 +34,7 @@ from training.batches import Stream
 from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import param_gather_problems
+from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule
 from training.config.train_config import TrainConfig
 from training.custom.callbacks import build_callbacks
@@ -60,6 +61,7 @@ from training.parts import (
     build_stats,
     build_stream,
     build_tasks,
+    build_updates,
     build_validation,
 )
 from training.profile.memory_snapshot import memory_history
@@ -131,7 +133,8 @@ def train(
         run_files.write_run_files(config, run_dir, begun.progress, ranks)
         stream = build_stream(run, begun)
         health = build_health(config.fault, chunks, optim, ranks, run_dir, begun.entries, run.note)
-        saves = build_saves(run, chunks, optim, health, stream, begun)
+        updates = build_updates(run, optim, begun)
+        saves = build_saves(run, chunks, optim, health, stream, begun, updates)
         stats = build_stats(run, chunks, optim)
         timelines, traces = build_profile(run, chunks)
         history = HistoryCallback(run_dir, run.note, lambda: heartbeat.spent_s["evaluation"], ranks)
@@ -156,6 +159,7 @@ def train(
             samples := build_samples(run, chunks),
             *build_tasks(run, chunks, recorder),
             EvaluationNotes(run.note, lambda: heartbeat.spent_s["evaluation"]),
+            updates,
             SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),
             saves,
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),
@@ -171,8 +175,9 @@ def train(
                 callback.before_update()
 
         step = partial(
-            one_step, config, chunks, optim, stream, ranks, before_update=before_update, policy=health.policy
-        )
+            one_step, config, chunks, optim, stream, ranks,
+            before_update=before_update, policy=health.policy, schedule=begun.schedule,
+        )  # fmt: skip
         progress, reason = loop.run(
             config.train, config.checkpoint, begun.progress, step, heartbeat.within("save", saves), callbacks
         )
@@ -283,9 +288,11 @@ def one_step(
     requests: StepRequests,
     before_update: Callable[[], None] = lambda: None,
     policy: UpdatePolicy | None = None,
+    schedule: Schedule | None = None,
 ) -> tuple[Progress, StepResult]:
-    """The iteration after ``progress``: its batch, its learning rate, its update. policy: None: as mcore does."""
-    schedule = learning_schedule(config.optimizer, config.train)
+    """The iteration after ``progress``: its batch, its learning rate, its update. policy: None: as mcore does.
+    schedule: None: this configuration's, as of a run that begins."""
+    schedule = schedule or learning_schedule(config.optimizer, config.train)
     microbatches = stream.next(config.model.seq_length)
     run_step = partial(
         train_step,

@@ -13,8 +13,14 @@ import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
 from parallel.errors import UserError
 from runs import configuration, train
+from tools.convert.__main__ import main as convert
+from tools.inspect_checkpoint.__main__ import main as inspect_checkpoint
+from tools.parity.compared_model import open_model
+from tools.reshard.__main__ import main as reshard
+from tools.shared import held_checkpoint
 from tools.shared.loaded_model import LoadedModel, on_ranks
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
+from training.checkpoint.format import index
 from training.generation.forward import WindowLogits, evaluating
 
 FLAGS = ("--model.shape", "mixtral_tiny", "--train.train_iters", "1", "--precision.dtype", "bf16")
@@ -77,6 +83,50 @@ def test_damage_is_named_before_anything_is_computed(run: Path, tmp_path: Path) 
     opened = open_checkpoint(ModelFlags(checkpoint=tmp_path, layout="dp2", device="cpu"))
     with pytest.raises(UserError, match=r"iter_0000001 is damaged: .*\.bin: expected hash"):
         on_ranks(opened, "a test", lambda _: sys.exit("nothing may be computed"))
+
+
+def test_a_checkpoint_that_retention_deletes_meanwhile_is_read_all_the_same(run: Path, tmp_path: Path) -> None:
+    """Between finding it and reading its tensors a tool imports torch for seconds, and may fetch tasks for minutes."""
+    path = Path(shutil.copytree(run / "checkpoints/iter_0000001", tmp_path / "iter_0000001"))
+    opened, against = open_checkpoint(ModelFlags(checkpoint=path, layout="dp2", device="cpu")), open_model(path)
+    links = opened.held.files
+    shutil.rmtree(path)
+    assert on_ranks(opened, "a test", lambda model: model.write("")) == 0
+    found = against.weight("word_embeddings.weight")
+    assert found is not None and found.shape == (384, 64)
+    del opened
+    assert not links.exists(), "what was held is let go of"
+
+
+def test_one_that_went_is_not_called_damaged(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where more files are in it than a process may hold open, and in tools that read as they go."""
+    path = Path(shutil.copytree(run / "checkpoints/iter_0000001", tmp_path / "iter_0000001"))
+    said = f"{path} was deleted or replaced while it was read"
+    with monkeypatch.context() as patch:
+        patch.setattr(held_checkpoint, "SPARE_FILES", 1 << 40)
+        opened = open_checkpoint(ModelFlags(checkpoint=path, layout="dp2", device="cpu"))
+    path.rename(tmp_path / "gone")
+    with pytest.raises(UserError, match=said):
+        on_ranks(opened, "a test", lambda _: sys.exit("nothing may be computed"))
+    read = index.read_bytes
+
+    def read_late(file: Path, *most: int) -> bytes:
+        if file.parent == path and path.exists():
+            path.rename(tmp_path / "gone")
+        return read(file, *most)
+
+    monkeypatch.setattr(index, "read_bytes", read_late)
+    for main, arguments in (
+        (inspect_checkpoint, [str(path)]), (inspect_checkpoint, [str(path), "--verify", "hashes"]),
+        (inspect_checkpoint, [str(run), "--diff", str(path)]), (convert, ["export", str(path), str(tmp_path / "hf")]),
+        (reshard, [str(path), str(tmp_path / "ours")]),
+    ):  # fmt: skip
+        (tmp_path / "gone").rename(path)
+        assert main(arguments) == 2
+        err = capsys.readouterr().err
+        assert said in err and "damaged" not in err, err
 
 
 def test_what_fails_on_a_rank_fails_the_tool(run: Path) -> None:

@@ -1,6 +1,8 @@
 """tools.reshard between megatron-core's own checkpoints and ours; torch's reader is the witness."""
 
+import dataclasses
 import re
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +13,18 @@ import torch
 from checkpoint_parts import Parts, configuration, on_ranks, sizes
 from models.names import checkpoint_key
 from parallel.errors import UserError
+from parallel.layout import Layout
 from tests.tools.reshard_sources import as_torch_reads, fill_and_save, gpt_on_ranks, save, train_and_save
 from tools.reshard.__main__ import main
+from tools.reshard.megatron.args import SCHEDULER, with_schedule
+from tools.reshard.megatron.args import scheduler as megatron_scheduler
 from tools.reshard.megatron.hybrid_files import HybridFiles
 from training.checkpoint.format.reader import FileReader
+from training.checkpoint.schedule_entry import kept_schedule
+from training.checkpoint.state import State
 from training.config import recipe
 from training.config.run_config import RunConfig
+from training.progress import Progress
 
 STATES = ("param", "exp_avg", "exp_avg_sq")
 WORDS = {torch.float32: np.uint32, torch.bfloat16: np.uint16}
@@ -216,3 +224,28 @@ def test_a_part_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"in_proj\.weight is cut into z, x; expected z, x, B, C, dt or query"):
         _ = files.tensors
     files.close()
+
+
+def test_megatrons_schedule_goes_on_where_its_own_scheduler_would(hybrid: Path, tmp_path: Path) -> None:
+    """In our entry, and back; WSD's last part is the recipe's, since Megatron-LM saves none."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    scheduler = OptimizerParamScheduler(
+        types.SimpleNamespace(param_groups=[]), init_lr=0.0, max_lr=2e-3, min_lr=1e-4, lr_warmup_steps=24,
+        lr_decay_steps=160, lr_decay_style="linear", start_wd=0.1, end_wd=0.2, wd_incr_steps=160,
+        wd_incr_style="cosine",
+    )  # fmt: skip
+    said = {**scheduler.state_dict(), "lr_warmup_steps": 24.0}
+    state = with_schedule(State(progress=Progress(), layout=Layout(), device="cpu", entries={SCHEDULER: said}), LLAMA)
+    ours = kept_schedule(state.entries)
+    assert ours is not None
+    for samples in (0, 8, 24, 25, 80, 159, 160, 161, 500):
+        scheduler.num_steps = samples
+        group = {"max_lr": 2e-3, "min_lr": 1e-4}
+        assert ours.learning_rate(samples) == pytest.approx(scheduler.get_lr(group), rel=1e-12)
+        assert ours.weight_decay(samples) == pytest.approx(scheduler.get_wd(), rel=1e-12)
+    back = megatron_scheduler(LLAMA, Progress(consumed_samples=8), None, ours)
+    assert back == {**scheduler.state_dict(), "num_steps": 8}
+    for value in (float("nan"), -1, "x", None):
+        broken = dataclasses.replace(state, entries={SCHEDULER: {**said, "lr_decay_steps": value}})
+        assert with_schedule(broken, LLAMA) == broken

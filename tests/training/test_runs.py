@@ -359,7 +359,7 @@ def test_what_changed_on_resume_is_said(prepared: Prepared, tmp_path: Path, capf
     train(prepared, configuration(tmp_path / "run", *flags), 1)
     said = capfd.readouterr().out
     assert "data: seed is 7 (was: 1234)" in said
-    assert "(was: learning rate" in said
+    assert "kept from the checkpoint. This configuration makes another one: learning rate" in said
     assert "checkpoint.load elsewhere is ignored" in said
     assert not (tmp_path / "run/done").exists()
 

@@ -26,7 +26,7 @@ from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
 from tools.convert.source import HfFolder
 from tools.convert.verify import verify
-from training.checkpoint import folders
+from tools.shared.held_checkpoint import deleted_is_said, find
 from training.checkpoint.format.manifest import DamagedError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -103,16 +103,17 @@ class Export:
 
     def run(self) -> None:
         """Raises UserError."""
-        checkpoint = newest(self.checkpoint)
-        notes = export_folder(
-            checkpoint,
-            self.hf_folder,
-            dtype=self.dtype,
-            workers=at_least_one(self.workers),
-            max_shard_bytes=size_in_bytes(self.max_shard_size),
-            like=self.like,
-            accept=partial(self._accept, checkpoint),
-        )
+        checkpoint = find(self.checkpoint, "CHECKPOINT ")
+        with deleted_is_said(checkpoint):
+            notes = export_folder(
+                checkpoint,
+                self.hf_folder,
+                dtype=self.dtype,
+                workers=at_least_one(self.workers),
+                max_shard_bytes=size_in_bytes(self.max_shard_size),
+                like=self.like,
+                accept=partial(self._accept, checkpoint),
+            )
         if checkpoint != self.checkpoint:
             notes = [f"the newest checkpoint is {checkpoint}.", *notes]
         _show(notes, self.hf_folder)
@@ -122,14 +123,6 @@ class Export:
         if self.logits:
             found.append(logits.compare(folder, checkpoint, self.dtype or exporting.default_dtype(checkpoint)))
         return [line.replace(str(folder), str(self.hf_folder)) for line in found]
-
-
-def newest(path: Path) -> Path:
-    """A checkpoint, or the newest of a run's folder or of a folder of checkpoints. Raises UserError where none is."""
-    try:
-        return folders.find(str(path), partial(print, file=sys.stderr))[0]
-    except UserError as error:
-        raise UserError(f"CHECKPOINT {str(error).removeprefix('checkpoint.load ')}") from None
 
 
 Command: Any = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, tyro.conf.subcommand("export")]

@@ -108,9 +108,6 @@ IRRELEVANT: dict[str, str] = {
         async-ckpt-io-priority=1 async-ckpt-use-cpu-shm no-use-tokenizer-model-from-checkpoint-args
         disable-use-tokenizer-model-from-checkpoint-args exit-on-missing-checkpoint
     """,
-    "a resumed run always takes its schedules from its configuration": """
-        override-opt_param-scheduler override-opt-param-scheduler
-    """,
     "read by inference only": """
         max-tokens-to-oom=1 inference-batch-times-seqlen-threshold=1 inference-max-requests=1 inference-max-seq-length=1
         inference-max-batch-size=1 inference-dynamic-batching cache-mla-latents nccl-all-reduce-for-prefill

@@ -210,6 +210,8 @@ RULES = """
     data-path=* mock-data split=1 tokenizer-type=1 tokenizer-model=1 reset-position-ids reset-attention-mask
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng
     save-retain-interval=1
+    override-opt_param-scheduler override-opt-param-scheduler
+    use-checkpoint-opt_param-scheduler use-checkpoint-opt-param-scheduler
     tensorboard-dir=1 wandb-project=1 wandb-exp-name=1
     profile profile-step-start=1 profile-step-end=1 profile-ranks=+ use-pytorch-profiler
     pytorch-profiler-collect-shapes pytorch-profiler-collect-callstack record-shapes nvtx-ranges record-memory-history

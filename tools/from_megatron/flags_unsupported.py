@@ -108,9 +108,6 @@ UNSUPPORTED: dict[str, str] = {
     "a learning rate of its own for embeddings and output layer: Triplane has one for all; leave it out": """
         decoupled-lr=1 decoupled-min-lr=1
     """,
-    "schedules are read from the checkpoint: Triplane's come from its recipe": """
-        use-checkpoint-opt_param-scheduler use-checkpoint-opt-param-scheduler
-    """,
     "a batch size that is lowered to what the ranks divide: give one that they do": """
         decrease-batch-size-if-needed
     """,

@@ -93,6 +93,10 @@ def saving(draft: Draft) -> None:
         draft.put("checkpoint.save_retain_interval", retained, "--save-retain-interval")
     if not arguments.switch("save"):
         draft.notes.append("no --save: Triplane saves at the end all the same, into run_dir (by default runs/NAME).")
+    for flag in ("override-opt_param-scheduler", "use-checkpoint-opt_param-scheduler"):
+        for name in (flag, flag.replace("_", "-")):
+            if arguments.switch(name):
+                draft.put(f"checkpoint.{flag.replace('-', '_')}", True, f"--{name}")
     start, finetune = _start(draft, load)
     partly = {name: arguments.switch(name) for name in ("finetune", "no-load-optim", "no-load-rng")}
     if start is not None:

@@ -24,6 +24,7 @@ from tools.convert.generation import own_ends
 from tools.convert.tokenizer import eos_ids
 from tools.generate.prompts import Prompt, new_tokens_for, prompt_of, read_prompts
 from tools.generate.work import Job, answer, converse
+from tools.shared.held_checkpoint import deleted_is_said
 from tools.shared.loaded_model import on_ranks, shown_once
 from tools.shared.opened_checkpoint import ModelFlags, OpenedCheckpoint, open_checkpoint
 from training.generation.settings import Sampling, TextLimits
@@ -123,7 +124,8 @@ def generate(flags: Generate) -> int:
     prompts = _prompts(flags)
     identity = launch.detect(os.environ)
     opened = open_checkpoint(flags, identity.world_size if identity else None)
-    job = job_of(flags, opened)
+    with deleted_is_said(opened.folder):
+        job = job_of(flags, opened)
     if flags.interactive:
         if identity is not None:
             raise UserError("--interactive: start it without torchrun or srun; it makes its ranks itself (--layout).")

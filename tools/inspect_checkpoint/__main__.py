@@ -27,6 +27,7 @@ from tools.convert.__main__ import at_least_one
 from tools.inspect_checkpoint import average, catalogue, compare, numbers, tree
 from tools.inspect_checkpoint.contents import parameters
 from tools.inspect_checkpoint.text import size
+from tools.shared.held_checkpoint import deleted_is_said, find
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.verify import Depth, strangers
@@ -59,17 +60,19 @@ class Inspect:
         root = catalogue.root_of(self.checkpoint)
         found = catalogue.catalogue(root) if root else []
         if self.list_only:
-            found = found or [catalogue.read(catalogue.find(self.checkpoint)[0])]
+            found = found or [catalogue.read(find(self.checkpoint))]
             self._print(catalogue.listed(found), [one.to_json() for one in found])
             return 0
-        path = catalogue.find(self.checkpoint)[0]
-        if self.verify:
-            return self._verify(path)
-        if self.tensor:
-            return self._statistics(path, self.tensor)
-        if self.diff:
-            return self._compare(path, catalogue.find(self.diff)[0])
-        return self._details(path, found)
+        path = find(self.checkpoint)
+        other = find(self.diff) if self.diff else path
+        with deleted_is_said(path, other):
+            if self.verify:
+                return self._verify(path)
+            if self.tensor:
+                return self._statistics(path, self.tensor)
+            if self.diff:
+                return self._compare(path, other)
+            return self._details(path, found)
 
     def _check(self) -> None:
         asked = {"--list": self.list_only, "--verify": self.verify, "--tensor": self.tensor, "--diff": self.diff}
@@ -157,8 +160,9 @@ class Average:
         """The exit code. Raises UserError, DamagedError."""
         if len(self.checkpoints) < 2:
             raise UserError(f"average: expected TARGET and two or more checkpoints; found {len(self.checkpoints)}.")
-        sources = [catalogue.find(path)[0] for path in self.checkpoints]
-        average.average(sources, self.target, self.weights, at_least_one(self.workers))
+        sources = [find(path) for path in self.checkpoints]
+        with deleted_is_said(*sources):
+            average.average(sources, self.target, self.weights, at_least_one(self.workers))
         print(f"wrote {self.target}: the mean of {', '.join(str(source) for source in sources)}")
         return 0
 

@@ -8,13 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
 
-from parallel.errors import UserError
 from parallel.untrusted import InputError, read_json, read_text, read_toml
 from tools.inspect_checkpoint.text import columns, size
 from training.checkpoint import folders
@@ -70,14 +68,6 @@ class Checkpoint:
             "versions": self.about.get("versions"),
             "data": self.about.get("data"),
         }
-
-
-def find(path: Path) -> list[Path]:
-    """The checkpoints that a path means, the one to take first. Raises UserError where there is none."""
-    try:
-        return folders.find(str(path), partial(print, file=sys.stderr))
-    except UserError as error:
-        raise UserError(str(error).removeprefix("checkpoint.load ")) from None
 
 
 def root_of(path: Path) -> Path | None:

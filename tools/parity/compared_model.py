@@ -19,7 +19,7 @@ from tools.convert.checking import architecture, names_in
 from tools.convert.dtypes import to_numbers
 from tools.convert.row_blocks import RowBlock, read_block
 from tools.convert.source import HfFolder
-from tools.inspect_checkpoint.catalogue import find
+from tools.shared.held_checkpoint import HeldCheckpoint
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
 from training.checkpoint.folders import is_complete
 from training.checkpoint.format.reader import FileReader
@@ -42,7 +42,7 @@ class ComparedModel:
     shape: GPTShape
     config: RunConfig | None
     """To compute with on one rank in fp32; None of a Hugging Face folder."""
-    checkpoint: Path | None = None
+    checkpoint: HeldCheckpoint | None = None
     """Triplane's, with its weights; None: initial ones, or Hugging Face's."""
     model_type: str = ""
     """Of a Hugging Face folder."""
@@ -57,7 +57,7 @@ class ComparedModel:
     def weight(self, name: str) -> np.ndarray | None:
         """A parameter by its canonical name, in fp32; None where no file holds it."""
         if self.checkpoint is not None:
-            return _of_checkpoint(self.checkpoint, name)
+            return _of_checkpoint(self.checkpoint.files, name)
         return None if self.is_ours else _of_hf_folder(self.path, name)
 
 
@@ -83,15 +83,15 @@ def open_model(path: Path) -> ComparedModel:
         what=f"Triplane, {what}",
         shape=opened.shape,
         config=opened.config,
-        checkpoint=opened.folder,
-        dtype=_dtype_of(opened.folder),
+        checkpoint=opened.held,
+        dtype=_dtype_of(opened.held),
     )
 
 
 def _of_recipe(path: Path) -> ComparedModel:
     """With the weights of its checkpoint.load, or its initial ones."""
     recipe = load(path)
-    checkpoint = None if recipe.checkpoint.load is None else find(Path(recipe.checkpoint.load))[0]
+    checkpoint = None if recipe.checkpoint.load is None else HeldCheckpoint.of(Path(recipe.checkpoint.load))
     shape = resolve(recipe.model, dry_run.vocabulary_size(recipe))
     config = RunConfig(
         device="cpu",
@@ -100,17 +100,17 @@ def _of_recipe(path: Path) -> ComparedModel:
         precision=PrecisionConfig(dtype="fp32"),
         train=dataclasses.replace(RunConfig().train, seed=recipe.train.seed),
     )
-    what = f"initial weights, seed {recipe.train.seed}" if checkpoint is None else f"with {checkpoint.name}"
+    what = f"initial weights, seed {recipe.train.seed}" if checkpoint is None else f"with {checkpoint.folder.name}"
     dtype = "float32" if checkpoint is None else _dtype_of(checkpoint)
     return ComparedModel(
         path=path, what=f"Triplane, {what}", shape=shape, config=config, checkpoint=checkpoint, dtype=dtype
     )
 
 
-def _dtype_of(folder: Path) -> str:
+def _dtype_of(held: HeldCheckpoint) -> str:
     """That of the word embedding."""
     key = checkpoint_key("word_embeddings.weight")
-    with FileReader(folder) as reader:
+    with held.reading() as files, FileReader(files) as reader:
         return next((reader.tensors[one].dtype for one in (MASTER + key, key) if one in reader.tensors), "float32")
 
 

@@ -52,7 +52,8 @@ def _ours(model: ComparedModel, tokens: Tensor, gradients: bool, dtype: str) -> 
             config.model, shape, config.parallel, config.precision, gpt.Recompute(), ranks, config.train.seed
         )
         if model.checkpoint is not None:
-            restore_weights(model.checkpoint, [chunk], ranks)
+            with model.checkpoint.reading() as files:
+                restore_weights(files, [chunk], ranks)
         _round(chunk.eval(), dtype)
         found: Outputs = {}
         _record(_our_modules(shape, chunk), found, lambda output: output.transpose(0, 1))

@@ -35,6 +35,7 @@ from tools.reshard.options import Dtype, Format, Keys, ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import planned, verify
 from tools.reshard.sources import check, open_ours, open_source
+from tools.shared.held_checkpoint import deleted_is_said
 from training.checkpoint.format.manifest import DamagedError
 
 
@@ -119,16 +120,22 @@ def reshard(job: Reshard) -> None:
         raise UserError(f"{job.target}: already there. Give a name that is free, or remove it.")
     source = open_source(job.source, options)
     try:
-        plan = planned(source, options)
-        check(source)
-        for note in source.notes:
-            print(note, file=sys.stderr)
-        write(source, plan, job.target, options, workers)
-        print(f"wrote {job.target}: {sum(map(len, plan.groups)):,} tensors, {plan.bytes:,} bytes")
-        if job.verify:
-            print(compare(source, plan, job.target, options))
+        with deleted_is_said(source.folder):
+            rewritten(job, source, options, workers)
     finally:
         source.files.close()
+
+
+def rewritten(job: Reshard, source: CheckpointSource, options: ReshardOptions, workers: int) -> None:
+    """The target, written and compared as asked for."""
+    plan = planned(source, options)
+    check(source)
+    for note in source.notes:
+        print(note, file=sys.stderr)
+    write(source, plan, job.target, options, workers)
+    print(f"wrote {job.target}: {sum(map(len, plan.groups)):,} tensors, {plan.bytes:,} bytes")
+    if job.verify:
+        print(compare(source, plan, job.target, options))
 
 
 def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: ReshardOptions, workers: int) -> None:

@@ -1,8 +1,6 @@
 """Opens a checkpoint to read, Triplane's or another program's."""
 
-import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from parallel.errors import UserError
@@ -14,6 +12,7 @@ from tools.reshard.megatron import mp_rank
 from tools.reshard.megatron import source as megatron_source
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import Origin
+from tools.shared.held_checkpoint import deleted_is_said, find
 from training.checkpoint import folders
 from training.checkpoint.foreign import Kind, recognise
 from training.checkpoint.format.manifest import read_manifest
@@ -49,15 +48,17 @@ def open_source(path: Path, options: ReshardOptions) -> CheckpointSource:
         raise UserError(
             f"--recipe {options.recipe}: for other programs' checkpoints; {path} is ours and has its own {CONFIG}."
         )
-    return open_ours(find_ours(path))
+    folder = find_ours(path)
+    with deleted_is_said(folder):
+        return open_ours(folder)
 
 
 def find_ours(path: Path) -> Path:
     """Raises UserError, naming what was found instead."""
     try:
-        return folders.find(str(path), partial(print, file=sys.stderr))[0]
+        return find(path)
     except UserError as error:
-        text = str(error).removeprefix(f"checkpoint.load {path}: ")
+        text = str(error).removeprefix(f"{path}: ")
         raise UserError(f"SOURCE {path}: {text} Megatron's, PyTorch DCP and DeepSpeed folders are read, too.") from None
 
 

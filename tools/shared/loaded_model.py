@@ -180,7 +180,8 @@ def build(opened: OpenedCheckpoint, ranks: "Ranks", stdout: int | None = None) -
         for chunk in model:
             chunk.requires_grad_(False)  # for which Megatron's DDP then makes no memory
         chunks = ddp.wrap(model, config.parallel, config.precision, ranks, fill=lambda _: None)
-        restore_weights(opened.folder, chunks, ranks)
+        with opened.held.reading() as files:
+            restore_weights(files, chunks, ranks)
     for wrapped in chunks:
         wrapped.eval()
     return LoadedModel(

@@ -22,8 +22,8 @@ from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from parallel.schema import JSON
 from tools.convert.exporting import read_config
-from tools.inspect_checkpoint.catalogue import find
 from tools.parity.layouts import with_layout
+from tools.shared.held_checkpoint import HeldCheckpoint, deleted_is_said
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.imported import IMPORTED, STAND_INS
 from training.checkpoint.state import read_state
@@ -54,8 +54,8 @@ class ModelFlags:
 class OpenedCheckpoint:
     """A checkpoint, and the configuration that it is computed with."""
 
-    folder: Path
-    """The checkpoint itself: iter_..., or an imported one."""
+    held: HeldCheckpoint
+    """Its files."""
     config: RunConfig
     """The run's, but for what is of training alone; ``parallel``, ``device`` and ``precision`` as they are to be."""
     shape: GPTShape
@@ -67,6 +67,11 @@ class OpenedCheckpoint:
     world_size: int
     """Ranks that ``config.parallel`` needs."""
 
+    @property
+    def folder(self) -> Path:
+        """The checkpoint itself: iter_..., or an imported one."""
+        return self.held.folder
+
 
 def open_checkpoint(flags: ModelFlags, world_size: int | None = None) -> OpenedCheckpoint:
     """world_size: ranks that a launcher has started; None: as many as the layout needs.
@@ -74,13 +79,14 @@ def open_checkpoint(flags: ModelFlags, world_size: int | None = None) -> OpenedC
     Raises UserError for a path without a checkpoint, a configuration that cannot be read, and a layout that this model
     cannot have.
     """
-    folder = find(flags.checkpoint)[0]
-    config = read_config(folder)
-    try:
-        entries = read_state(folder).entries
-    except DamagedError as error:
-        raise UserError(f"checkpoint {folder} is damaged: {error}") from None
-    tokenizer, problem = _tokenizer(config, folder, entries)
+    held = HeldCheckpoint.of(flags.checkpoint)
+    with deleted_is_said(held.folder):
+        config = read_config(held.folder)
+        try:
+            entries = read_state(held.folder).entries
+        except DamagedError as error:
+            raise UserError(f"checkpoint {held.folder} is damaged: {error}") from None
+        tokenizer, problem = _tokenizer(config, held.folder, entries)
     if tokenizer is None and config.model.vocab_size is None:
         raise UserError(f"{problem} Its vocabulary is not known without it.")
     placed, needed = with_layout(config, flags.layout or "tp1")
@@ -88,7 +94,7 @@ def open_checkpoint(flags: ModelFlags, world_size: int | None = None) -> OpenedC
     config = _to_compute(config, parallel, flags, world_size)
     parse.check(config, world_size)
     return OpenedCheckpoint(
-        folder=folder,
+        held=held,
         config=config,
         shape=resolve(config.model, tokenizer.vocab_size if tokenizer and config.model.vocab_size is None else None),
         tokenizer=tokenizer,

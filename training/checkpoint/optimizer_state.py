@@ -121,6 +121,12 @@ def _moments(optimizer: MegatronOptimizer) -> Sequence[str]:
     return names
 
 
+def is_adam(optimizer: MegatronOptimizer) -> bool:
+    """Whether it is AdamW, whose state is known, and not a user's own."""
+    part = getattr(optimizer, "chained_optimizers", [optimizer])[0]
+    return not hasattr(part, "state_names")
+
+
 def allocate(optimizer: MegatronOptimizer) -> None:
     """Give every parameter its moments, zeros, where no update has made them yet."""
     for part in parts(optimizer):
@@ -236,7 +242,7 @@ def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
                 state["step"] = type(state["step"])(saved["step"])
     for part in parts(optimizer):
         scaler = getattr(part, "grad_scaler", None)
-        if scaler and saved["grad_scaler"]:
+        if scaler and saved.get("grad_scaler"):
             scale = torch.tensor([saved["grad_scaler"]["scale"]], dtype=torch.float32)
             scaler.load_state_dict({**saved["grad_scaler"], "scale": scale})
 

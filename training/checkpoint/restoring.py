@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer
@@ -18,10 +19,11 @@ from parallel.regions import Box
 from training.checkpoint import fit, folders, fp8_state, optimizer_state, rng
 from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.format.manifest import DamagedError
-from training.checkpoint.format.verify import Damage, Depth, damages, strangers
+from training.checkpoint.format.verify import Depth, damages, strangers
 from training.checkpoint.model_state import model_boxes
+from training.checkpoint.plausible import check_values, state_damages
 from training.checkpoint.start import find_start
-from training.checkpoint.state import JSON, State, read_state
+from training.checkpoint.state import JSON, State, read_state, step_of
 from training.checkpoint.storage import TensorReader
 from training.config.run_config import CheckpointConfig
 from training.progress import Progress
@@ -80,16 +82,19 @@ def restore(
     ``config.load``, ``finetune`` takes the weights alone, ``no_load_optim`` leaves out the optimizer's state,
     ``no_load_rng`` the generators'; the latter are restored in the same layout on the same kind of device only.
     Parallel sizes may otherwise differ from those that wrote it. Before a parameter is touched the files are verified,
-    by all ranks together; a damaged checkpoint is named and an older one taken. Raises UserError, on every rank, for a
-    path without a checkpoint, for a checkpoint of another model, and where all are damaged.
+    by all ranks together; a damaged checkpoint, or one whose values cannot be a run's (``plausible``), is named and an
+    older one taken. Raises UserError, on every rank, for a path without a checkpoint, for a checkpoint of another
+    model, and where all are damaged.
     """
-    refused: list[Path] = []
+    refused: dict[Path, str] = {}
     while (source := choose(root, config, ranks, refused)) is not None:
+        if refused:
+            ranks.say(f"falling back to {source.path}")
         try:
             rng_restored, fp8_restored = _read(source, chunks, optimizer, ranks)
         except UnsoundError as error:  # what verifying has not seen: the next one overwrites all of it
-            refused.append(source.path)
-            ranks.say(f"checkpoint {source.path} is damaged: {error}")
+            refused[source.path] = f"checkpoint {source.path} is damaged: {error}"
+            ranks.say(refused[source.path])
             if source.own:
                 on_first_rank(partial(_set_aside, source.path), ranks)
             continue
@@ -118,8 +123,11 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
         fit.check(source.path, reader.shapes, needed, ranks)
         with sound(ranks):
             if source.optimizer:
-                reader.read([box for box in weights if not box.has_master])
-                reader.read(optimizer_state.boxes_of_slices(chunks, slices, ranks))
+                boxes = [box for box in weights if not box.has_master]
+                boxes += optimizer_state.boxes_of_slices(chunks, slices, ranks)
+                reader.read(boxes)
+                adam = optimizer_state.is_adam(optimizer)
+                check_values(boxes, reader.files, _step(source), adam)
             else:
                 read_model(reader, chunks, ranks)
         for piece in slices.values():
@@ -132,6 +140,13 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
         else:
             optimizer_state.optimizer_from_weights(optimizer)
         return source.rng and restore_rng(reader, source.state, ranks), fp8_restored
+
+
+def _step(source: RestoreSource) -> int:
+    """The optimizer's own count. Raises DamagedError where the checkpoint has the optimizer's tensors and no number."""
+    if (step := step_of(source.state.optimizer)) is None:
+        raise DamagedError(f"{source.path / folders.STATE}: optimizer.step: expected a number of updates, found none")
+    return step
 
 
 def read_model(reader: TensorReader, chunks: Chunks, ranks: Ranks) -> None:
@@ -148,21 +163,24 @@ def read_weights(reader: TensorReader, boxes: Sequence[Box]) -> None:
     for box in boxes:
         key = box.key if box.key in saved else optimizer_state.MASTER + box.key
         reader.read_into(key, box.offset, box.data)
+    check_values(boxes, reader.files)
 
 
-def choose(root: Path, config: CheckpointConfig, ranks: Ranks, refused: Sequence[Path] = ()) -> RestoreSource | None:
+def choose(
+    root: Path, config: CheckpointConfig, ranks: Ranks, refused: Mapping[Path, str] = MappingProxyType({})
+) -> RestoreSource | None:
     """Where to start from: the first good one. Raises UserError where ``config.load`` leads nowhere, or all are bad.
 
-    refused: checkpoints that a rank could not read.
+    refused: checkpoints that a rank could not read, and why.
     """
-    found = on_first_rank(partial(find_start, root, config, refused), ranks)
+    found = on_first_rank(partial(find_start, root, config, tuple(refused)), ranks)
     if found.lost and not found.own:
         raise SharedMistake("\n".join([*found.lost, NOTHING_LEFT]))
     for text in [*(f"{text}; it is skipped" for text in found.lost), *found.notes]:
         ranks.say(text)
     if not found.candidates:
         if refused:
-            raise SharedMistake(NOTHING_LEFT)
+            raise SharedMistake("\n".join([*refused.values(), NOTHING_LEFT]))
         return None
     path, damaged = first_good(found.candidates, config.verify, ranks)
     if found.own:
@@ -200,7 +218,8 @@ def _continue_from(root: Path, path: Path, damaged: Sequence[Path], load: str | 
             said.append(f"warning: {path} holds files that are not of the checkpoint, and are ignored: {shown}")
     if newer := folders.ahead(root, path):
         names = ", ".join(one.name for one in newer[:MOST_DAMAGES]) + _more(len(newer))
-        why = f"checkpoint.load is {load}" if load and Path(load).name == path.name else f"latest is {path.name}"
+        why = f"latest is {path.name}" if folders.named_latest(root)[0] == path else "see above"
+        why = f"checkpoint.load is {load}" if load and Path(load).name == path.name else why
         said.append(
             f"newer checkpoints are not resumed from ({why}): {names}. Each stays until this run has saved a later "
             f"iteration and verified it. To continue one of them, write its name into {root / folders.LATEST}"
@@ -223,7 +242,7 @@ def first_good(found: Sequence[Path], depth: Depth, ranks: Ranks) -> tuple[Path,
     for path in found:
         own = damages(path, depth, (ranks.rank, ranks.identity.world_size))
         if ranks.rank == 0 and not own:
-            own = _state_damage(path)
+            own = state_damages(path)
         if not (problems := gathered(own, ranks)):
             if said:
                 ranks.say(f"falling back to {path}")
@@ -234,19 +253,6 @@ def first_good(found: Sequence[Path], depth: Depth, ranks: Ranks) -> tuple[Path,
         said.append(f"checkpoint {path} is damaged: " + "; ".join(texts[:MOST_DAMAGES]) + _more(len(texts)))
         ranks.say(said[-1])
     raise SharedMistake("\n".join([*said, NOTHING_LEFT]))
-
-
-def _state_damage(path: Path) -> list[Damage]:
-    """Whether ``state.json`` is one, and of the iteration that the folder's name tells."""
-    try:
-        state = read_state(path)
-    except DamagedError as error:
-        return [Damage(folders.STATE, str(error))]
-    named, held = folders.iteration_of(path), state.progress.iteration
-    if named in (None, held):
-        return []
-    text = f"{path / folders.STATE}: expected iteration {named}, as the folder is named, found {held}"
-    return [Damage(folders.STATE, text)]
 
 
 def _more(count: int) -> str:
@@ -278,6 +284,7 @@ def restore_fp8(reader: TensorReader, chunks: Chunks, ranks: Ranks) -> bool:
         return False
     with sound(ranks):
         reader.read(boxes)
+        check_values(boxes, reader.files)
     return True
 
 

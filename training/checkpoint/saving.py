@@ -119,6 +119,7 @@ def about(state: State) -> dict[str, JSON]:
     return {
         "iteration": state.progress.iteration,
         "consumed_samples": state.progress.consumed_samples,
+        "optimizer_step": state.optimizer.get("step"),
         "layout": str(state.layout),
         "versions": state.entries.get("versions"),
         "data": state.entries.get("data"),

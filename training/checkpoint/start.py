@@ -54,8 +54,17 @@ def find_start(root: Path, config: CheckpointConfig, refused: Sequence[Path] = (
         notes.append(f"checkpoint.load {config.load} is ignored: this run continues its own checkpoint")
     named, _ = folders.named_latest(root)
     if named is not None and named != found[0] and named not in refused:
-        notes.append(f"latest names {named.name}; {found[0].name} descends from it and is newer: continuing from that")
+        notes.append(f"latest names {named.name}{_why_not(commits.get(named), commits[found[0]])}")
     return Start(own=True, candidates=found, lost=lost, notes=notes)
+
+
+def _why_not(named: LineageCommit | None, taken: LineageCommit) -> str:
+    """Why ``taken`` is continued and not what ``latest`` names."""
+    if named is not None and taken.descends_from(named):
+        return f"; {taken.path.name} descends from it and is newer: continuing from that"
+    if named is not None and named.is_misnamed:
+        return f", which holds iteration {named.written}: continuing from {taken.path.name}"
+    return f", which is not continued: continuing from {taken.path.name}"
 
 
 def _loaded(root: Path, load: str | None, commits: dict[Path, LineageCommit]) -> LineageCommit | None:

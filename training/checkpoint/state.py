@@ -72,3 +72,9 @@ def read_state(folder: Path) -> State:
         return state
     except (OSError, InputError) as error:
         raise DamagedError(f"{error}") from None
+
+
+def step_of(optimizer: Mapping[str, JSON]) -> int | None:
+    """Updates that AdamW has made, for all that is known; None of a checkpoint without its state."""
+    step = optimizer.get("step")
+    return step if isinstance(step, int) else None

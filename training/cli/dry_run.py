@@ -20,13 +20,14 @@ from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
 from training.config.executed_flops import executed_flops_per_token
-from training.config.run_config import RunConfig, batch_schedule, learning_schedule
+from training.config.run_config import RunConfig, batch_schedule
 from training.custom.check import check
 from training.memory.layouts import ZERO
 from training.memory.planned import planned_modules
 from training.memory.predicted import bytes_per_parameter, of_stages, size
 from training.memory.recompute_plan import described_plans, recompute_plans, recomputed_flops
 from training.memory.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
+from training.run_dir.kept_schedule import chosen, planned
 
 MOST_ROWS = 16
 """Pipeline stages shown one by one; of more, the first and the last."""
@@ -267,7 +268,8 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
             f"{share:.1%} of the computing time, {share / (1 + share):.1%} of the whole (arXiv:2104.04473, "
             "section 2.2)"
         )
-    return [*lines, f"  {learning_schedule(config.optimizer, train).describe()}"]
+    _, said = chosen(config, planned(config))
+    return [*lines, f"  {said.removeprefix('schedule: ')}"]
 
 
 def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:

@@ -40,9 +40,8 @@ class BatchSchedule:
         start, increment, _ = self.rampup_batch_size
         return list(range(start, self.global_batch_size + 1, increment))
 
-    def consumed_after(self, iterations: int) -> int:
-        """Samples that the first ``iterations`` iterations of a run consume; costs one step per size."""
-        consumed = 0
+    def consumed_after(self, iterations: int, consumed: int = 0) -> int:
+        """Samples that are consumed ``iterations`` iterations after ``consumed``; costs one step per size."""
         while iterations > 0:
             size, steps = self.global_batch_size_at(consumed), iterations
             if (threshold := self._next_threshold(consumed)) is not None:

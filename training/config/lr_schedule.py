@@ -1,15 +1,15 @@
 """Learning rate and weight decay as pure functions of consumed samples.
 
 The curves are those of megatron.core.optimizer_param_scheduler.OptimizerParamScheduler (a test compares),
-but nothing is stepped or saved: an iteration uses the values at the samples consumed *before* it, as does
-Megatron, whose counter advances by the global batch after each update. (Megatron leaves out iterations
-skipped for an overflow in fp16; consumed samples include them.) So a resumed run needs no scheduler state,
-and one resumed with other values simply continues on the other curve.
+but nothing is stepped: an iteration uses the values at the samples consumed *before* it, as does Megatron,
+whose counter advances by the global batch after each update. (Megatron leaves out iterations skipped for an
+overflow in fp16; consumed samples include them.) The curve itself is fixed when a run starts and lies in its
+checkpoints: another batch or another number of iterations on resume does not bend it.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 DecayStyle = Literal["constant", "linear", "cosine", "WSD", "inverse-square-root"]
@@ -99,6 +99,21 @@ class Schedule:
                 f"{self.end_weight_decay} differ, which optimizer.weight_decay_incr_style "
                 '"constant" does not allow. Use "linear" or "cosine".'
             )
+        return found
+
+    def is_same_as(self, other: "Schedule") -> bool:
+        """Whether both say the same at every sample, whatever stands in fields that their styles do not read."""
+        return self._read_alone() == other._read_alone()
+
+    def _read_alone(self) -> "Schedule":
+        """The fields that count; the others at their defaults."""
+        found = self
+        if self.lr_decay_style == "constant":
+            found = replace(found, min_lr=0.0, decay_samples=0)
+        if self.lr_decay_style != "WSD":
+            found = replace(found, wsd_decay_samples=0, lr_wsd_decay_style="exponential")
+        if self.weight_decay_incr_style == "constant":
+            found = replace(found, start_weight_decay=0.0, weight_decay_samples=0)
         return found
 
     def describe(self) -> str:

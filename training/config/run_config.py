@@ -94,6 +94,13 @@ class CheckpointConfig:
     no_load_rng: bool = False
     """Do not load the random-number generators' states."""
 
+    override_opt_param_scheduler: bool = False
+    """On resume, take this configuration's schedules of learning rate and weight decay. Off: those that the run began
+    with, in samples, as its checkpoints keep them, whatever batch and iterations are now."""
+
+    use_checkpoint_opt_param_scheduler: bool = False
+    """Take the checkpoint's schedules without a word on those that this configuration would make."""
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         found = []
@@ -109,6 +116,11 @@ class CheckpointConfig:
             found.append("checkpoint.convert says how to read checkpoint.load, which is not set.")
         if self.load is None and (self.finetune or self.no_load_optim):
             found.append("checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set.")
+        if self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler:
+            found.append(
+                "checkpoint.override_opt_param_scheduler takes this configuration's schedule, "
+                "checkpoint.use_checkpoint_opt_param_scheduler the checkpoint's. Set one of them."
+            )
         return found
 
 

@@ -3,16 +3,19 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from models.config import ModelConfig
 from models.resolve import resolve
 from parallel.errors import UserError
 from parallel.layout import Layout
 from parallel.schema import structured
-from parallel.untrusted import toml_table
+from parallel.untrusted import InputError, parse_toml, read_text, toml_table
 from training.checkpoint.restoring import Restored
+from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
+from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import JSON
-from training.config.recipe import dump, whole
+from training.config.recipe import dump, sections, whole
 from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries
 
@@ -26,6 +29,11 @@ MOST_CHARACTERS = 2000
 """Of a row."""
 
 _NEUTRAL_SECTIONS = ("checkpoint.", "eval.", "log.", "profile.")
+_OF_SCHEDULE = (
+    "optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay", "optimizer.start_weight_decay",
+    "optimizer.end_weight_decay",
+)  # fmt: skip
+"""What fields begin with that make the schedule and nothing else."""
 _NEUTRAL = frozenset({
     "device", "data.cache_dir", "model.hf_model_type", "model.name", "parallel.distributed_timeout_minutes",
     "train.callbacks", "train.eval_interval", "train.eval_iters", "train.exit_interval", "train.generate_tokens",
@@ -45,7 +53,9 @@ class Now:
     recipe: str
     """TOML, as it goes into this run's checkpoints."""
     recipe_before: str
-    """The one that lies in the checkpoint."""
+    """The one that lies in the checkpoint; empty where that is unreadable."""
+    unreadable: str = ""
+    """Why it cannot be read."""
     entries: Mapping[str, JSON]
     """As they go into this run's checkpoints: schedule, data, versions."""
 
@@ -65,7 +75,9 @@ def card(restored: Restored, now: Now, seconds: float) -> str:
         if restored.layout_before != now.layout
         else f"{now.layout}, as before",
         "restored": f"{taken}{f' (fresh: {left})' if left else ''}; {seconds:.1f} s",
-        "changed": fitted(list(changes(now.recipe_before, now.recipe))) or "nothing",
+        "changed": f"not known: {now.unreadable}"
+        if now.unreadable
+        else fitted(list(changes(now.recipe_before, now.recipe))) or "nothing",
         "bit for bit": "the same numbers as without the interruption"
         if not reasons
         else f"not expected: {'; '.join(reasons)}",
@@ -97,17 +109,45 @@ def differences(restored: Restored, now: Now) -> Iterator[str]:
     data = now.entries.get("data")
     if isinstance(data, dict) and (changed := changed_entries(before.get("data"), data)):
         yield f"other data ({', '.join(changed)})"
-    if "schedule" in before and before["schedule"] != now.entries.get("schedule"):
+    if _other_schedule(before, now.entries):
         yield "another schedule"
-    if fields := [name for name in _changed(now.recipe_before, now.recipe) if decides(name)]:
+    if now.unreadable:
+        yield "what else has changed is not known"
+    elif fields := [name for name in _changed(now.recipe_before, now.recipe) if decides(name)]:
         yield f"changed: {fitted(fields, ', ')}"
     if now.device == "cuda":
         yield "kernels on GPUs may add up in another order each time"
 
 
+def _other_schedule(before: Mapping[str, JSON], now: Mapping[str, JSON]) -> bool:
+    """Whether learning rates or weight decays will be others than the checkpoint's schedule has."""
+    was, own = kept_schedule(before), kept_schedule(now)
+    if was is not None and own is not None:
+        return not was.is_same_as(own)
+    said = own.describe() if own is not None else now.get(SCHEDULE)  # older versions keep a sentence
+    return SCHEDULE in before and before[SCHEDULE] != said
+
+
 def decides(field: str) -> bool:
-    """Whether an update's numbers depend on a field of the configuration."""
-    return field not in _NEUTRAL and not field.startswith(_NEUTRAL_SECTIONS)
+    """Whether an update's numbers depend on a field of the configuration; on those that make the schedule only by way
+    of that, which is compared itself."""
+    return field not in _NEUTRAL and not field.startswith((*_NEUTRAL_SECTIONS, *_OF_SCHEDULE))
+
+
+def recipe_of(path: Path) -> tuple[str, str]:
+    """A checkpoint's configuration, to compare with, and why it cannot be; the other is empty."""
+    try:
+        text = read_text(path)
+        table = parse_toml(text, where=path)
+    except (OSError, InputError) as error:
+        problem = error.problem if isinstance(error, InputError) else error.strerror or str(error)
+        return "", f"{path} is unreadable ({problem.rstrip('.')})"
+    known = sections()
+    wrong = [name for name in known if not isinstance(table.get(name, {}), dict)]
+    if wrong or not known.keys() & table:
+        found = f"{wrong[0]} is no section" if wrong else "it has no section of a configuration"
+        return "", f"{path} is unreadable ({found})"
+    return text, ""
 
 
 def changes(before: str, now: str) -> Iterator[str]:

@@ -15,29 +15,33 @@ from parallel.ddp import Chunks
 from parallel.durable import replace_file
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
-from parallel.untrusted import InputError, parse_toml, read_text
 from training import checkpoint
+from training.checkpoint.agreement import on_first_rank
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.imported import IMPORTED, kept
+from training.checkpoint.restoring import Restored
+from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
+from training.checkpoint.schedule_entry import entry_of
 from training.checkpoint.state import JSON
+from training.config.lr_schedule import Schedule
 from training.config.recipe import dump
-from training.config.run_config import RunConfig, learning_schedule
+from training.config.run_config import RunConfig
 from training.loop import Reason
 from training.progress import Progress
-from training.run_dir import fingerprint
+from training.run_dir import fingerprint, kept_schedule
 from training.run_dir.data_changes import data_changes, data_entry
 from training.run_dir.errors import run_dir_error
-from training.run_dir.resume_report import Now, card
+from training.run_dir.kept_schedule import RECIPE
+from training.run_dir.resume_report import Now, card, recipe_of
 from training.run_dir.tokenizer_files import tokenizer_files
-
-RECIPE = "config.toml"
-"""What a run's folder and each of its checkpoints carry: running it again runs the same job."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Begun:
     """Where a start begins."""
 
+    schedule: Schedule
+    """Of learning rate and weight decay: as the run began, or as this configuration has it."""
     progress: Progress = field(default_factory=Progress)
     entries: Mapping[str, JSON] = field(default_factory=dict)
     """What else was noted in the checkpoint that training continues."""
@@ -53,16 +57,15 @@ def restore(
     """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights; say which."""
     began_s = time.monotonic()
     restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, chunks, optim, ranks)
-    schedule = learning_schedule(config.optimizer, config.train)
     if restored is None:
+        schedule, said = kept_schedule.chosen(config, None)
         ranks.say(f"starting from initial weights (seed {config.train.seed})")
-        ranks.say(f"schedule: {schedule.describe()}")
-        return Begun()
+        ranks.say(said)
+        return Begun(schedule=schedule)
     progress = restored.progress
-    ranks.say(card(restored, _now(config, prepared, restored.path, ranks), time.monotonic() - began_s))
-    before = restored.entries.get("schedule")
-    changed = f" (was: {before})" if before not in (None, schedule.describe()) else ""
-    ranks.say(f"schedule: {schedule.describe()}{changed}")
+    schedule, said = kept_schedule.chosen(config, on_first_rank(lambda: _continued(restored), ranks))
+    ranks.say(card(restored, _now(config, prepared, schedule, restored.path, ranks), time.monotonic() - began_s))
+    ranks.say(said)
     ranks.say(f"next learning rate {schedule.learning_rate(progress.consumed_samples):.3e}")
     if progress.consumed_samples:
         other = data_changes(restored.entries.get("data"), data_entry(config, prepared))
@@ -76,6 +79,7 @@ def restore(
         for line in other:
             ranks.say(f"data: {line}: other samples, or another order")
     return Begun(
+        schedule=schedule,
         progress=progress,
         entries=restored.entries if progress.iteration else kept(restored.entries),
         parent=restored.path.name if restored.own else None,
@@ -83,27 +87,24 @@ def restore(
     )
 
 
-def _now(config: RunConfig, prepared: Prepared, path: Path, ranks: Ranks) -> Now:
-    own = checkpoint_contents(config, prepared, {})
+def _continued(restored: Restored) -> Schedule | None:
+    """The schedule that goes on with the optimizer's state; None where that starts fresh."""
+    return kept_schedule.continued(restored.path, restored.entries) if restored.optimizer_restored else None
+
+
+def _now(config: RunConfig, prepared: Prepared, schedule: Schedule, path: Path, ranks: Ranks) -> Now:
+    own = checkpoint_contents(config, prepared, schedule, {})
+    before, unreadable = recipe_of(path / RECIPE)
     return Now(
         layout=ranks.layout,
         device=ranks.device.type,
         seq_length=config.model.seq_length,
         fp8=config.precision.fp8 is not None,
         recipe=own.texts[RECIPE],
-        recipe_before=_recipe_of(path),
+        recipe_before=before,
+        unreadable=unreadable,
         entries=own.entries,
     )
-
-
-def _recipe_of(path: Path) -> str:
-    """A checkpoint's ``config.toml``, to compare with; empty where there is none that can be read."""
-    try:
-        text = read_text(path / RECIPE)
-        parse_toml(text, where=path / RECIPE)
-        return text
-    except (OSError, InputError):
-        return ""
 
 
 def write_run_files(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) -> None:
@@ -133,7 +134,9 @@ def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> Non
             ranks.say(f"warning: the marker {run_dir / name} cannot be written: {error.strerror}")
 
 
-def checkpoint_contents(config: RunConfig, prepared: Prepared, before: Mapping[str, JSON]) -> checkpoint.Contents:
+def checkpoint_contents(
+    config: RunConfig, prepared: Prepared, schedule: Schedule, before: Mapping[str, JSON]
+) -> checkpoint.Contents:
     """What a checkpoint carries beside tensors: its configuration and tokenizer, so that it can start a run, and what
     lies beside the tokenizer, so that it can be exported whole. before: entries of the checkpoint that this run
     started from."""
@@ -146,11 +149,17 @@ def checkpoint_contents(config: RunConfig, prepared: Prepared, before: Mapping[s
         nproc=None,
         data=dataclasses.replace(config.data, tokenizer=kept_tokenizer.name, eod_token=eod_token),
         checkpoint=dataclasses.replace(
-            config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False
+            config.checkpoint,
+            load=None,
+            finetune=False,
+            no_load_optim=False,
+            no_load_rng=False,
+            override_opt_param_scheduler=False,
+            use_checkpoint_opt_param_scheduler=False,
         ),
     )
     entries: dict[str, JSON] = {
-        "schedule": learning_schedule(config.optimizer, config.train).describe(),
+        SCHEDULE: entry_of(schedule),
         "data": data_entry(config, prepared),
         "versions": {name: fingerprint.version(name) for name in fingerprint.LIBRARIES}
         | {"triplane": fingerprint.code_digest()},

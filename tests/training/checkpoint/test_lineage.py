@@ -67,6 +67,18 @@ def test_a_stale_latest_does_not_win_over_its_descendant(tmp_path: Path) -> None
     )
 
 
+def test_a_latest_that_cannot_be_continued_is_not_said_to_have_a_descendant(tmp_path: Path) -> None:
+    """A copy under a later iteration's name holds what it is a copy of."""
+    chain(tmp_path, 10, 20, 30)
+    shutil.copytree(tmp_path / "iter_0000030", tmp_path / "iter_0000040")
+    (tmp_path / "latest").write_text("iter_0000040\n")
+    start = find_start(tmp_path, CheckpointConfig())
+    assert start.candidates[0].name == "iter_0000030"
+    said = "\n".join(start.notes)
+    assert "descends" not in said and "newer" not in said
+    assert "latest names iter_0000040, which holds iteration 30: continuing from iter_0000030" in said
+
+
 def test_a_newer_checkpoint_that_is_copied_in_wins(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     chain(here, 10, 20)

@@ -5,6 +5,7 @@ load_args_from_checkpoint) and megatron/core/optimizer_param_scheduler.py (state
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,11 @@ from models.sublayers import hybrid_layer_pattern, num_sublayers
 from parallel.stages import layers_per_chunk
 from tools.reshard.megatron.known import JOB
 from tools.reshard.options import ReshardOptions
-from training.config.run_config import RunConfig, batch_schedule, learning_schedule
+from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
+from training.checkpoint.schedule_entry import entry_of, schedule_problems
+from training.checkpoint.state import JSON, State
+from training.config.lr_schedule import Schedule
+from training.config.run_config import RunConfig, learning_schedule
 from training.progress import Progress
 
 ARGS, SCHEDULER = "megatron_args", "megatron_opt_param_scheduler"
@@ -52,6 +57,14 @@ _OF_OPTIMIZER = (
     "lr", "min_lr", "lr_decay_style", "lr_warmup_iters", "lr_decay_iters", "lr_wsd_decay_iters", "lr_wsd_decay_style",
     "weight_decay", "weight_decay_incr_style", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
 )  # fmt: skip
+
+
+_OF_SCHEDULER = {
+    "max_lr": "lr", "min_lr": "min_lr", "lr_warmup_steps": "warmup_samples", "lr_decay_style": "lr_decay_style",
+    "lr_decay_steps": "decay_samples", "start_wd": "start_weight_decay", "end_wd": "end_weight_decay",
+    "wd_incr_style": "weight_decay_incr_style", "wd_incr_steps": "weight_decay_samples",
+}  # fmt: skip
+"""What Megatron-LM's scheduler saves, and our schedule's field."""
 
 
 def arguments(
@@ -165,27 +178,39 @@ def _tokenizer_type(tokenizer: str) -> str:
     return "SentencePieceTokenizer" if tokenizer.endswith(".model") else "HuggingFaceTokenizer"
 
 
-def scheduler(config: RunConfig, progress: Progress, known: Mapping[str, Any] | None) -> dict[str, Any]:
+def with_schedule(state: State, config: RunConfig) -> State:
+    """The state with the schedule that Megatron-LM would go on with, as our own checkpoints keep it.
+
+    Of WSD's last part its scheduler saves nothing: that is the recipe's. Without numbers that can be one, none is kept.
+    """
+    said, recipe = state.entries.get(SCHEDULER), learning_schedule(config.optimizer, config.train)
+    if not isinstance(said, dict):
+        return state
+    theirs = {
+        ours: _length(said.get(name)) if name.endswith("_steps") else said.get(name)
+        for name, ours in _OF_SCHEDULER.items()
+    }
+    kept: dict[str, JSON] = {SCHEDULE: entry_of(recipe) | theirs}
+    return state if schedule_problems(kept) else dataclasses.replace(state, entries={**state.entries, **kept})
+
+
+def _length(value: JSON) -> JSON:
+    """In whole samples, of a warm-up that was given as a share."""
+    return round(value) if isinstance(value, float) and math.isfinite(value) else value
+
+
+def scheduler(
+    config: RunConfig, progress: Progress, known: Mapping[str, Any] | None, kept: Schedule | None
+) -> dict[str, Any]:
     """``opt_param_scheduler``: lengths in samples, which Megatron-LM compares with those of its own command line
     unless --use-checkpoint-opt-param-scheduler or --override-opt-param-scheduler is given.
 
-    known: what a Megatron checkpoint said, if anything.
+    known: what a Megatron checkpoint said, if anything. kept: the schedule of our own; None: of the configuration.
     """
     if known:
         return {**known, "num_steps": progress.consumed_samples}
-    schedule = learning_schedule(config.optimizer, config.train)
-    return {
-        "max_lr": schedule.lr,
-        "lr_warmup_steps": schedule.warmup_samples,
-        "num_steps": progress.consumed_samples,
-        "lr_decay_style": schedule.lr_decay_style,
-        "lr_decay_steps": schedule.decay_samples,
-        "min_lr": schedule.min_lr,
-        "start_wd": schedule.start_weight_decay,
-        "end_wd": schedule.end_weight_decay,
-        "wd_incr_style": schedule.weight_decay_incr_style,
-        "wd_incr_steps": batch_schedule(config.train).consumed_after(config.train.train_iters),
-    }
+    entry = entry_of(kept or learning_schedule(config.optimizer, config.train))
+    return {"num_steps": progress.consumed_samples, **{theirs: entry[ours] for theirs, ours in _OF_SCHEDULER.items()}}
 
 
 def operations(config: RunConfig, shape: GPTShape, progress: Progress) -> float:

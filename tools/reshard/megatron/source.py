@@ -22,7 +22,7 @@ from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
 from tools.reshard.megatron import dp_reshardable
 from tools.reshard.megatron import known as megatron_known
-from tools.reshard.megatron.args import ARGS, SCHEDULER
+from tools.reshard.megatron.args import ARGS, SCHEDULER, with_schedule
 from tools.reshard.megatron.dp_reshardable import FlatStates, by_weight, has_buckets, optimizer_numbers
 from tools.reshard.megatron.files import Namespace, TorchDist
 from tools.reshard.megatron.hybrid_files import HybridFiles, is_cut
@@ -71,7 +71,7 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         folder=folder,
         files=tensors,
         origins=_origins(tensors, shape, folder, options.drop_optimizer),
-        state=plain_state(common),
+        state=with_schedule(plain_state(common), config),
         config=config,
         about={"source": "megatron", "iteration": _iteration(common), "layout": str(Layout())},
         carried=carried.copies,

@@ -15,6 +15,7 @@ from tools.reshard.megatron import args as megatron_args
 from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import OF_VOCABULARY, ReshardPlan
+from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import State
 from training.config.run_config import RunConfig
 
@@ -43,7 +44,7 @@ def common_state(plan: ReshardPlan, options: ReshardOptions) -> dict[str, Any]:
     if _has_optimizer(plan):
         found["optimizer"] = _optimizer(plan, options)
         known = _known(entries.get(megatron_args.SCHEDULER))
-        found["opt_param_scheduler"] = megatron_args.scheduler(config, progress, known)
+        found["opt_param_scheduler"] = megatron_args.scheduler(config, progress, known, kept_schedule(entries))
     return found
 
 

@@ -1,0 +1,76 @@
+"""Which schedule a start follows: the one that the run began with, or this configuration's where that is asked for.
+
+As Megatron's OptimizerParamScheduler.load_state_dict; but a checkpoint's schedule that this configuration would not
+make is kept, and said, where Megatron ends with an assertion. A dry run asks, too.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from parallel.errors import UserError
+from parallel.schema import JSON, structured
+from parallel.untrusted import InputError, read_toml
+from training.checkpoint.folders import candidates, checkpoints, find
+from training.checkpoint.format.manifest import DamagedError
+from training.checkpoint.schedule_entry import kept_schedule
+from training.checkpoint.state import read_state
+from training.config.lr_schedule import Schedule
+from training.config.optimizer_config import OptimizerConfig
+from training.config.run_config import CheckpointConfig, RunConfig, learning_schedule
+from training.config.train_config import TrainConfig
+
+RECIPE = "config.toml"
+
+
+def chosen(config: RunConfig, kept: Schedule | None) -> tuple[Schedule, str]:
+    """The schedule, and the line that says it. kept: the one that training continues; None: nothing is continued."""
+    own, flags = learning_schedule(config.optimizer, config.train), config.checkpoint
+    if kept is None or kept.is_same_as(own):
+        return own if kept is None else kept, f"schedule: {own.describe()}"
+    if flags.override_opt_param_scheduler:
+        return own, f"schedule: {own.describe()} (checkpoint.override_opt_param_scheduler; was: {kept.describe()})"
+    if flags.use_checkpoint_opt_param_scheduler:
+        return kept, f"schedule: {kept.describe()}"
+    return kept, (
+        f"schedule: {kept.describe()}: kept from the checkpoint. This configuration makes another one: "
+        f"{own.describe()}. --checkpoint.override_opt_param_scheduler True takes that"
+    )
+
+
+def continued(folder: Path, entries: Mapping[str, JSON]) -> Schedule | None:
+    """The schedule of a checkpoint that training continues. One of an older version names none, but has the
+    configuration of the start that wrote it; None where that cannot be read either."""
+    return kept_schedule(entries) or _of_recipe(folder / RECIPE)
+
+
+def planned(config: RunConfig) -> Schedule | None:
+    """``continued`` of the checkpoint that a start would take now; None where it would begin at the beginning."""
+    own = candidates(checkpoints(Path(config.run_dir or "runs/run")))
+    flags = config.checkpoint
+    with contextlib.suppress(UserError, DamagedError, OSError):  # the start says so, or takes an older one
+        if own:
+            return continued(own[0], read_state(own[0]).entries)
+        if flags.load is not None and continues(flags):
+            folder = find(flags.load)[0]
+            return continued(folder, read_state(folder).entries)
+    return None
+
+
+def continues(flags: CheckpointConfig) -> bool:
+    """Whether ``checkpoint.load`` goes on where another run stopped, its optimizer and schedules with it."""
+    return not (flags.finetune or flags.no_load_optim)
+
+
+def _of_recipe(path: Path) -> Schedule | None:
+    """Of a configuration that lies in a checkpoint; of another version too, whose further fields are not read."""
+    try:
+        table = read_toml(path, dict[str, JSON])
+    except (OSError, InputError):
+        return None
+    optimizer, problems = structured(table.get("optimizer", {}), OptimizerConfig)
+    train, more = structured(table.get("train", {}), TrainConfig)
+    if problems or more or optimizer.problems() or train.problems():
+        return None
+    schedule = learning_schedule(optimizer, train)
+    return None if schedule.problems() else schedule
