@@ -32,6 +32,10 @@ class Draft:
     unsupported: list[str] = field(default_factory=list)
     other_model: list[str] = field(default_factory=list)
     """What is not translated, and without which it is another model or another training."""
+    not_understood: list[str] = field(default_factory=list)
+    """What changes the model, the data or a schedule, and is not understood."""
+    overrides: bool = False
+    """Whether it changes another recipe, which says what is missing here."""
     open: list[str] = field(default_factory=list)
     """Values that hold what the script does not set."""
     wanted: list[Unknown] = field(default_factory=list)

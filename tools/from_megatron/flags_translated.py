@@ -41,6 +41,7 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "min-offloaded-tensor-size": ("train.min_offloaded_tensor_size", 1024 * 1024),
     "activation-offload-fraction": ("train.activation_offload_fraction", 1.0),
     "delta-offload-bytes-across-pp-ranks": ("train.delta_offload_bytes_across_pp_ranks", 0),
+    "lr-warmup-init": ("optimizer.lr_warmup_init", None),
     "lr-decay-style": ("optimizer.lr_decay_style", "linear"),
     "lr-wsd-decay-style": ("optimizer.lr_wsd_decay_style", "exponential"),
     "weight-decay": ("optimizer.weight_decay", 0.01),

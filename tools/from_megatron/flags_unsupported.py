@@ -87,9 +87,6 @@ UNSUPPORTED: dict[str, str] = {
     "how the optimizer runs: in a CUDA graph, or torch's on a GPU, or with memory that is not pinned": """
         optimizer-cuda-graph use-torch-optimizer-for-cpu-offload no-pin-cpu-grads no-pin-cpu-params
     """,
-    "Triplane's warm-up begins at a learning rate of 0": """
-        lr-warmup-init=1|0
-    """,
     "which weights decay: Triplane's norms and biases do not, all others do": """
         apply-wd-to-qk-layernorm no-weight-decay-cond-type=1
     """,

@@ -8,6 +8,7 @@ from tools.from_megatron import (
     rules_model,
     rules_parallel,
     rules_profile,
+    rules_schedule,
     rules_training,
     rules_vocabulary,
 )
@@ -47,6 +48,7 @@ def translated(arguments: Arguments, world: int | None) -> Draft:
         rules_parallel.parallel,
         rules_parallel.precision,
         rules_model.model,
+        rules_schedule.schedules,
         rules_training.training,
         rules_data.data,
         rules_vocabulary.vocabulary,

@@ -91,7 +91,7 @@ def test_a_plan_is_fitted_as_a_run_is() -> None:
 
 def test_a_plan_does_not_grow_with_the_world() -> None:
     large = plan(*LARGE.split(), "--world_size", "16384")
-    assert len(large.splitlines()) < 235  # of which the configuration has 195
+    assert len(large.splitlines()) < 240  # of which the configuration has 197
     assert "PP 16: 0, 1024, 2048, ..., 15360 is the first of 1,024 groups" in large
     assert "15360-15367" in large  # ranks of the last stage's first replica
     flags = """--parallel.pipeline_model_parallel_size 64 --model.num_layers 64 --world_size 512
@@ -211,6 +211,10 @@ def warnings_of(flags: str) -> list[str]:
             "tiny batch: each replica computes 2,048 tokens",
         ),
         ("--optimizer.lr_warmup_iters 0", "no warm-up"),
+        (
+            "--optimizer.lr_decay_style WSD --optimizer.lr_wsd_decay_iters 1000000",
+            "WSD's final decay begins within the warm-up: the learning rate drops from",
+        ),
         ("--checkpoint.save_interval 5", "saving too often"),
         ("--checkpoint.save_interval_minutes 1", "saving too often"),
         ("--checkpoint.save_interval None", "nothing is saved before the end"),

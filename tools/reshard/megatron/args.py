@@ -14,7 +14,7 @@ from models.sublayers import hybrid_layer_pattern, num_sublayers
 from parallel.stages import layers_per_chunk
 from tools.reshard.megatron.known import JOB
 from tools.reshard.options import ReshardOptions
-from training.config.run_config import RunConfig, batch_schedule, learning_schedule
+from training.config.run_config import RunConfig, learning_schedule
 from training.progress import Progress
 
 ARGS, SCHEDULER = "megatron_args", "megatron_opt_param_scheduler"
@@ -49,7 +49,8 @@ _OF_EXPERTS = (
 _OF_LATENTS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 _OF_OPTIMIZER = (
-    "lr", "min_lr", "lr_decay_style", "lr_warmup_iters", "lr_decay_iters", "lr_wsd_decay_iters", "lr_wsd_decay_style",
+    "lr", "min_lr", "lr_decay_style", "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "lr_warmup_init",
+    "lr_decay_iters", "lr_decay_samples", "lr_wsd_decay_iters", "lr_wsd_decay_samples", "lr_wsd_decay_style",
     "weight_decay", "weight_decay_incr_style", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
 )  # fmt: skip
 
@@ -184,7 +185,7 @@ def scheduler(config: RunConfig, progress: Progress, known: Mapping[str, Any] | 
         "start_wd": schedule.start_weight_decay,
         "end_wd": schedule.end_weight_decay,
         "wd_incr_style": schedule.weight_decay_incr_style,
-        "wd_incr_steps": batch_schedule(config.train).consumed_after(config.train.train_iters),
+        "wd_incr_steps": schedule.weight_decay_samples,
     }
 
 
