@@ -199,7 +199,7 @@ def test_sizes_that_divide_nothing_are_refused(flags: str, said: str) -> None:
     [
         ("--bf16 --fp16", "--fp16 beside --bf16: Megatron-LM refuses both"),
         ("--train-samples 800", "--train-samples beside --train-iters"),
-        ("--lr-warmup-iters 5 --lr-warmup-samples 50", "--lr-warmup-samples beside --lr-warmup-iters"),
+        ("--lr-warmup-iters 5 --lr-warmup-samples 50", "--lr-warmup-samples beside --train-iters"),
         ("--swiglu=true", "--swiglu takes no value"),
         ("--swiglu=false", "--swiglu takes no value"),
         ("\u2013swiglu", "is not --: write --swiglu"),
@@ -363,7 +363,7 @@ def test_flags_of_experts_change_nothing_without_experts() -> None:
 
 def test_a_value_that_is_the_default_anyway_is_not_a_problem() -> None:
     assert drafted(f"{SMALLEST} --optimizer adam --lr-warmup-init 0.0").unsupported == []
-    other = drafted(f"{SMALLEST} --optimizer sgd --lr-warmup-init 0.1")
+    other = drafted(f"{SMALLEST} --optimizer sgd --fp16-lm-cross-entropy")
     assert len(other.unsupported) == len(other.other_model) == 1
 
 
