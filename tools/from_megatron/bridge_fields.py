@@ -38,6 +38,10 @@ UNLESS = {
     "overlap_p2p_comm": "no-overlap-p2p-communication",
 }  # fmt: skip
 """Fields whose flag says that they are false."""
+NOT_TRAINED = frozenset(
+    "model language_model checkpoint ddp dist logger validation comm_overlap profiling model_parallel".split()
+)
+"""Sections whose fields change how it runs, and not what is trained; of the model's, ``is_of_the_model`` says which."""
 _NEUTRAL = frozenset(
     # derived from others, or set by the program
     "lr_warmup_steps lr_decay_steps wd_incr_steps wsd_decay_steps data_parallel_size sequence_parallel_size"

@@ -12,6 +12,7 @@ from tools.from_megatron import recipe_text, summary
 from tools.from_megatron.arguments import Arguments, parse
 from tools.from_megatron.draft import Draft
 from tools.from_megatron.missing import choices, refuse_missing
+from tools.from_megatron.overrides import keep_changes
 from tools.from_megatron.ranks import rank_unknowns, ranks
 from tools.from_megatron.shell.starting import Launch
 from tools.from_megatron.sources import Source, SourceReading, read_source
@@ -60,9 +61,9 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     further = choices(arguments, reading.script.other_starts)
     further |= {unknown: ["global-batch-size"] for unknown in (rank_unknowns(launch) if by_ranks else ())}
     refuse_missing(arguments, source.typed, further)
-    draft = _translated(arguments, world)
+    draft = _translated(arguments, world, overrides=bool(reading.shape))
     if reading.shape:
-        _keep_changes(draft, reading)
+        keep_changes(draft, reading)
     _note_reading(draft, reading)
     origin = source.origin
     if draft.world is not None:
@@ -73,10 +74,10 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     return recipe_text.toml(draft, origin, blocks), Summary(blocks, not incomplete, draft.other_model)
 
 
-def _translated(arguments: Arguments, world: int | None) -> Draft:
+def _translated(arguments: Arguments, world: int | None, overrides: bool) -> Draft:
     """A draft. What another model lacks of this one's flags is not worth a message: that it is another one is."""
     try:
-        return translated(arguments, world)
+        return translated(arguments, world, overrides)
     except UserError as error:
         others = [*arguments.other_model, *other_models(arguments)]
         if not others:
@@ -90,6 +91,7 @@ def _note_reading(draft: Draft, reading: SourceReading) -> None:
     launch, script = reading.launch, reading.script
     draft.arguments.strays += reading.strays
     draft.other_model += reading.other_model
+    draft.not_understood += reading.not_understood
     draft.notes += reading.notes
     draft.unsupported += _not_followed(reading)
     summary.note_answers(draft, script.answers, launch)
@@ -110,22 +112,6 @@ def _not_followed(reading: SourceReading) -> list[str]:
     return others + [
         f"line {launch.line}: a further command that starts Megatron-LM." for launch in reading.script.launches[1:]
     ]
-
-
-def _keep_changes(draft: Draft, reading: SourceReading) -> None:
-    """Of a recipe that changes a named shape, only what is given: what else the other recipe says is not known."""
-    given = {str(word) for word in reading.launch.flags if str(word).startswith("--")} - reading.filled_in
-    draft.values = {name: value for name, value in draft.values.items() if draft.sources[name] in given}
-    draft.put("model.shape", reading.shape, "--shape")
-    draft.unsupported = [line for line in draft.unsupported if not line.startswith("no --")]
-    for name, flag in (("data.paths", "--data-path"), ("data.tokenizer", "--tokenizer-type")):
-        if any(line.startswith(f"no {flag}:") for line in draft.notes):
-            draft.notes = [line for line in draft.notes if not line.startswith(f"no {flag}:")]
-            draft.open.append(f"{name}: this file does not say it; the recipe that it changes does.")
-    draft.notes.append(
-        "what this file does not say is Triplane's default, and not that of the recipe which it changes: compare the "
-        "learning rate, the batch and the schedule with it."
-    )
 
 
 def find(text: str, given: Mapping[str, str]) -> tuple[Launch, list[str]]:

@@ -66,7 +66,7 @@ def _tokenizer(draft: Draft, kind: str | None, path: str | None) -> None:
                 f"--tokenizer-model {path}: a folder on this machine with a tokenizer.json, nothing of a hub."
             )
     elif kind in _NULL:
-        draft.put("data.tokenizer", "byte", f"{kind}: no text is read")
+        draft.put("data.tokenizer", "byte", f"--tokenizer-type {kind}: no text is read")
     elif kind == "GPT2BPETokenizer" and draft.arguments.switch("vocab-file"):
         _byte_pairs(draft)
     else:

@@ -30,9 +30,9 @@ def translate(words: Sequence[ScriptWord], world: int | None = None) -> Draft:
     return translated(arguments, world)
 
 
-def translated(arguments: Arguments, world: int | None) -> Draft:
-    """As ``translate``, of arguments whose values are known as far as they must be."""
-    draft = Draft(arguments, world)
+def translated(arguments: Arguments, world: int | None, overrides: bool = False) -> Draft:
+    """As ``translate``, of arguments whose values are known as far as they must be. overrides: as ``Draft`` has it."""
+    draft = Draft(arguments, world, overrides=overrides)
     draft.other_model += arguments.other_model
     if arguments.unknown_flags:
         draft.open.append(f"further flags: {said(arguments.unknown_flags)} and was taken to be empty.")
