@@ -11,7 +11,7 @@ from training.config.run_config import RunConfig
 
 SMALLEST = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
-    "--micro-batch-size 1 --global-batch-size 8 --train-iters 100 --lr 1e-3"
+    "--micro-batch-size 1 --global-batch-size 8 --train-iters 100 --lr 1e-3 --vocab-size 1000"
 )
 EXPERTS = "--num-experts 4 --disable-bias-linear"
 GPT3_175B = """

@@ -14,6 +14,7 @@ from tools.from_megatron.draft import Draft
 from tools.from_megatron.missing import choices, refuse_missing
 from tools.from_megatron.overrides import keep_changes
 from tools.from_megatron.ranks import rank_unknowns, ranks
+from tools.from_megatron.rules_vocabulary import refuse_unknown
 from tools.from_megatron.shell.starting import Launch
 from tools.from_megatron.sources import Source, SourceReading, read_source
 from tools.from_megatron.translate import other_models, translated
@@ -42,6 +43,8 @@ class Summary:
     """Whether everything was translated or changes nothing here, and a run would start."""
     other_model: list[str] = field(default_factory=list)
     """Why the recipe makes another model, or trains it otherwise."""
+    not_understood: list[str] = field(default_factory=list)
+    """Why it may do so."""
 
 
 def convert(text: str, origin: str, given: Mapping[str, str]) -> tuple[str, Summary]:
@@ -70,21 +73,30 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
         origin += f" Launched on {draft.world:,} ranks: plan with --dry_run --world_size {draft.world}."
     problems = check(draft)
     blocks = summary.blocks(draft, problems, source.typed)
-    incomplete = problems or arguments.strays or draft.unsupported or draft.open or draft.other_model
-    return recipe_text.toml(draft, origin, blocks), Summary(blocks, not incomplete, draft.other_model)
+    incomplete = problems or arguments.strays or draft.unsupported or draft.open
+    complete = not (incomplete or draft.other_model or draft.not_understood)
+    return recipe_text.toml(draft, origin, blocks), Summary(blocks, complete, draft.other_model, draft.not_understood)
 
 
 def _translated(arguments: Arguments, world: int | None, overrides: bool) -> Draft:
-    """A draft. What another model lacks of this one's flags is not worth a message: that it is another one is."""
+    """A draft. What another model lacks of this one's flags is not worth a message: that it is another one is.
+
+    overrides: as ``Draft`` has it.
+    """
     try:
-        return translated(arguments, world, overrides)
+        draft = translated(arguments, world, overrides)
+        if not overrides:
+            refuse_unknown(draft)
+        return draft
     except UserError as error:
         others = [*arguments.other_model, *other_models(arguments)]
-        if not others:
+        if others:
+            said = ["it trains another model, or otherwise than Triplane does:", *others]
+        elif arguments.not_understood:
+            said = [f"{error}\n{summary.NOT_UNDERSTOOD}:", *arguments.not_understood]
+        else:
             raise
-        raise UserError(
-            "\n  - ".join(["it trains another model, or otherwise than Triplane does:", *others])
-        ) from error
+        raise UserError("\n  - ".join(said)) from error
 
 
 def _note_reading(draft: Draft, reading: SourceReading) -> None:

@@ -13,6 +13,8 @@ from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown, joined
 from training.config.recipe import names
 
 DEFAULT = "Megatron-LM's default"
+_TRAINED = ("model.", "data.", "optimizer.", "train.")
+"""Sections that say what is trained, and not how fast."""
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class Draft:
     def convert(self, flag: str, text: str, expected: Any, name: str = "") -> Any:
         """The text as a field's type; None, and a line that says so, where it is a word that we do not know.
 
-        name: of the field; one of the model's makes another model. Raises UserError for what is not a number.
+        name: of the field; of some sections it makes another model, or another training. Raises UserError for what is not a number.
         """
         choices = typing.get_args(expected) if typing.get_origin(expected) in (types.UnionType, typing.Union) else ()
         for choice in (choice for choice in choices or (expected,) if choice is not types.NoneType):
@@ -76,7 +78,7 @@ class Draft:
             words = typing.get_args(choice) if typing.get_origin(choice) is typing.Literal else ()
             if same := [word for word in words if isinstance(word, str) and word.lower() == text.lower()]:
                 return same[0]  # forks spell it otherwise: rmsnorm
-        lines = self.other_model if name.startswith("model.") else self.unsupported
+        lines = self.other_model if name.startswith(_TRAINED) else self.unsupported
         lines.append(f"--{flag} {text}: Triplane knows {type_name(expected)}.")
         return None
 

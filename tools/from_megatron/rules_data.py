@@ -21,8 +21,9 @@ def data(draft: Draft) -> None:
     elif (known := [word for word in paths if isinstance(word, str)]) == paths:
         _paths(draft, known)
         _order(draft)
-    else:
+    else:  # as the script has them: a run that finds no such file says so, and trains on nothing else
         draft.leave_open("data-path", paths, "data.paths")
+        _paths(draft, list(map(str, paths)), "--data-path, left open")
     split = arguments.text("split")
     if split is not None:
         draft.put("data.split", split.strip("'\" "), "--split")
@@ -31,7 +32,7 @@ def data(draft: Draft) -> None:
     _documents(draft)
 
 
-def _paths(draft: Draft, paths: list[str]) -> None:
+def _paths(draft: Draft, paths: list[str], source: str = "--data-path") -> None:
     """One path, several, or weights and paths in turn."""
     weights = paths[::2]
     if len(paths) % 2 == 0 and all(map(_is_number, weights)):
@@ -39,10 +40,10 @@ def _paths(draft: Draft, paths: list[str]) -> None:
             blend: dict[str, float] = {}
             for weight, path in zip(weights, paths[1::2], strict=True):
                 blend[path] = blend.get(path, 0.0) + float(weight)
-            draft.put("data.blend", blend, "--data-path")
+            draft.put("data.blend", blend, source)
             return
         paths = paths[1::2]
-    draft.put("data.paths", paths, "--data-path")
+    draft.put("data.paths", paths, source)
 
 
 def _order(draft: Draft) -> None:
@@ -70,7 +71,7 @@ def _documents(draft: Draft) -> None:
         draft.put("data.reset_position_ids", True, "--reset-position-ids")
     elif mask or positions:
         given, missing = ("attention-mask", "position-ids") if mask else ("position-ids", "attention-mask")
-        draft.unsupported.append(
+        draft.other_model.append(
             f"--reset-{given} without --reset-{missing}: Triplane resets both or neither; here neither."
         )
 

@@ -33,14 +33,18 @@ def translate(words: Sequence[ScriptWord], world: int | None = None) -> Draft:
 def translated(arguments: Arguments, world: int | None, overrides: bool = False) -> Draft:
     """As ``translate``, of arguments whose values are known as far as they must be. overrides: as ``Draft`` has it."""
     draft = Draft(arguments, world, overrides=overrides)
+    draft.notes += arguments.notes
+    draft.irrelevant += arguments.irrelevant
     draft.other_model += arguments.other_model
+    draft.not_understood += arguments.not_understood
     if arguments.unknown_flags:
         draft.open.append(f"further flags: {said(arguments.unknown_flags)} and was taken to be empty.")
         draft.wanted += arguments.unknown_flags
     draft.fields({name: entry for name, entry in table.FIELDS.items() if name not in ("lr", "micro-batch-size")})
     for name in ("lr", "micro-batch-size"):  # Megatron-LM has no defaults for them
         if draft.arguments.text(name) is None:
-            draft.unsupported.append(f"no --{name}: Megatron-LM does not start without it. The recipe has our default.")
+            lines = draft.not_understood if name == "lr" else draft.unsupported
+            lines.append(f"no --{name}: Megatron-LM does not start without it. The recipe has our default.")
             draft.arguments.given[name] = ["3e-4" if name == "lr" else "1"]
         draft.fields({name: table.FIELDS[name]})
     draft.switches(table.SWITCHES)
