@@ -248,6 +248,7 @@ def test_what_a_bridge_configuration_says_beyond_flags_is_listed_or_refused() ->
         assert recipe != RUN_CONFIG
         _, summary = converted(recipe, RUNS="/r")
         assert any(message in line for line in summary.blocks[0]) and not summary.complete, message
+        assert bool(summary.not_understood) == ("logger" not in message), message
 
 
 def test_a_bridge_configuration_in_other_spellings() -> None:
@@ -298,6 +299,60 @@ def test_overrides_need_the_model_s_name(capsys: pytest.CaptureFixture[str], tmp
     assert main([str(path), "--shape", "llama32_1x"]) == 2
     assert main([SMALLEST, "--shape", "llama32_1b"]) == 2
     assert "leave --shape out" in capsys.readouterr().err
+
+
+CHANGED = """\
+model: {seq_length: 1024, moe_aux_loss_coeff: 0.02, moe_z_loss_coeff: 1.0e-3, moe_token_dispatcher_type: alltoall,
+        moe_router_topk: 3, cross_entropy_loss_fusion: false, moe_permute_fusion: false, apply_rope_fusion: false,
+        share_embeddings_and_output_weights: true, qk_layernorm: false, add_qkv_bias: true, num_query_groups: 32,
+        moe_layer_freq: [1, 0], position_embedding_type: none, hidden_dropout: 0.1}
+train: {train_samples: 10000, global_batch_size: 64, micro_batch_size: 1, manual_gc: true, manual_gc_interval: 7}
+scheduler: {lr_warmup_fraction: 0.1, lr_decay_style: WSD, lr_wsd_decay_samples: 100}
+optimizer: {lr: 1.0e-3, use_distributed_optimizer: false}
+ddp: {grad_reduce_in_fp32: false}
+dataset: {reset_attention_mask: true, reset_position_ids: true}
+checkpoint: {pretrained_checkpoint: /p}
+"""
+
+
+def test_overrides_lose_nothing() -> None:
+    config, summary = converted(CHANGED, shape="mixtral_8x7b")
+    model, kernels, optimizer = config.model, config.kernels, config.optimizer
+    assert (model.moe_aux_loss_coeff, model.moe_z_loss_coeff, model.moe_router_topk) == (0.02, 1e-3, 3)
+    assert (model.seq_length, model.num_query_groups, model.moe_layer_freq) == (1024, 32, "[1, 0]")
+    assert (model.untie_embeddings_and_output_weights, model.qk_layernorm, model.add_qkv_bias) == (False, False, True)
+    assert (model.position_embedding_type, model.hidden_dropout) == ("none", 0.1)
+    assert model.max_position_embeddings is None and model.activation is None  # the named shape's
+    assert config.parallel.moe_token_dispatcher_type == "alltoall" and not config.parallel.use_distributed_optimizer
+    assert (kernels.cross_entropy_loss_fusion, kernels.moe_permute_fusion, kernels.apply_rope_fusion) == ("off",) * 3
+    assert (optimizer.lr, optimizer.lr_warmup_fraction, optimizer.lr_decay_style) == (1e-3, 0.1, "WSD")
+    assert (optimizer.lr_decay_samples, optimizer.lr_wsd_decay_samples) == (10000, 100)
+    assert (config.train.train_iters, config.train.global_batch_size) == (156, 64)
+    assert config.train.manual_gc_interval == 7 and not config.precision.grad_reduce_in_fp32
+    assert config.data.reset_attention_mask and (config.checkpoint.load, config.checkpoint.finetune) == ("/p", True)
+    assert not summary.not_understood and not summary.other_model, summary.blocks
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {seq_length: 64, merge_file: x}", "--merge-file x: what it changes depends on the recipe"),
+        ("optimizer: {lr: 0.1, finetune_lr: 0.2}", "optimizer.finetune_lr = 0.2"),
+        ("train: {train_samples: 100}", "how many iterations they are depends on the global batch size"),
+        ("model: {activation_func: torch.nn.functional.gelu, gated_linear_unit: false}", "activation_func = gelu: set"),
+        (
+            "optimizer: {lr: 0.1}\noptimizer_config_override_provider: {_target_: a.Other}",
+            "Other may train some weights",
+        ),
+        ("mixed_precision: mixed_of_my_own\noptimizer: {lr: 0.1}", "mixed_of_my_own: no recipe of numbers"),
+    ],
+)
+def test_what_of_overrides_is_not_understood_is_no_recipe(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    assert main([str(tmp_path / "x.yaml"), "--shape", "llama3_8b"]) == 2
+    assert message in capsys.readouterr().err
 
 
 FOREIGN = {

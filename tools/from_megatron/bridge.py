@@ -8,6 +8,7 @@ from typing import Any
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.from_megatron import bridge_rules
+from tools.from_megatron.bridge_fields import target_of
 from tools.from_megatron.bridge_flags import BridgeFlags, add_field
 from tools.from_megatron.yaml_text import YamlText, YamlValue, plain
 
@@ -87,6 +88,9 @@ def _beside_sections(found: BridgeFlags, config: Mapping[str, Any], sections: Ma
         if name in (*sections, *_PASSED_OVER, "mixed_precision") or name.startswith("_"):
             continue
         add_field(found, "", name, each)
+    provider = target_of(config.get("optimizer_config_override_provider")).rpartition(".")[2]
+    if provider not in ("", "OptimizerConfigOverrideProvider"):
+        found.not_understood.append(f"optimizer_config_override_provider: {provider} may train some weights otherwise.")
     if isinstance(config.get("peft"), dict):
         found.other_model.append("peft: low-rank adapters (LoRA) are trained, not the model.")
 
@@ -105,8 +109,10 @@ def of_shape(shape: GPTShape, flags: BridgeFlags) -> dict[str, list[str]]:
         found[length] = [str(10**9)]
     if not given & {"--bf16", "--fp16"}:
         found["--bf16"] = []
+    activations = {"--swiglu", "--squared-relu", "--quick-geglu"}
     switches = {
-        "--disable-bias-linear": not shape.add_bias_linear, "--swiglu": shape.activation == "swiglu",
+        "--disable-bias-linear": not shape.add_bias_linear,
+        "--swiglu": shape.activation == "swiglu" and not given & activations,
         "--multi-latent-attention": shape.multi_latent_attention,
         "--use-rope-scaling": shape.rope_scaling == "llama3" and not shape.multi_latent_attention,
     }  # fmt: skip

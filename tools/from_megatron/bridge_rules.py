@@ -133,7 +133,11 @@ def _activation(found: BridgeFlags, model: Mapping[str, Any]) -> None:
     if base is not None and not activation:
         activation = _OWN_NAMES.get(base.activation, base.activation)
     gated = (base.gated if unit is None and base is not None else bool(unit)) or activation == "swiglu"
-    if gated and activation in ("silu", "swiglu", ""):
+    if base is not None and activation == "gelu" and not gated and not base.activation.startswith("gelu"):
+        found.not_understood.append(
+            'model.activation_func = gelu: set model.activation = "gelu_exact" (by erf) or "gelu".'
+        )
+    elif gated and activation in ("silu", "swiglu", ""):
         found.add("swiglu")
     elif activation in ("squared_relu", "squaredrelu") and not gated:
         found.add("squared-relu")
@@ -141,8 +145,8 @@ def _activation(found: BridgeFlags, model: Mapping[str, Any]) -> None:
         found.add("quick-geglu")
     elif gated or activation not in ("gelu", ""):
         found.other_model.append(
-            f"model.activation_func = {target}{' (gated)' * gated}: expected silu (gated), quick_gelu (gated), "
-            "squared_relu or gelu. Set model.activation of the recipe to one of "
+            f"model.activation_func = {target or activation}{' (gated)' * gated}: expected silu (gated), quick_gelu "
+            "(gated), squared_relu or gelu. Set model.activation of the recipe to one of "
             f"{', '.join(typing.get_args(ActivationName))}."
         )
     if model.get("bias_activation_fusion") is False:

@@ -13,6 +13,15 @@ _FROM_BASE = ("no --", "data.", "model.vocab_size")
 """How lines begin that miss what the recipe says which is changed."""
 
 
+_READ_WITH = {
+    "--group-query-attention": "--num-query-groups",
+    "--tokenizer-type": "--tokenizer-model",
+    "--manual-gc": "--manual-gc-interval",
+    "--use-megatron-fsdp": "--data-parallel-sharding-strategy",
+}
+"""Flags that no field names as its source: another one's does."""
+
+
 def keep_changes(draft: Draft, reading: SourceReading) -> None:
     """Of a recipe that changes a named shape, only what is given: what else the other recipe says is not known.
 
@@ -37,6 +46,7 @@ def keep_changes(draft: Draft, reading: SourceReading) -> None:
     said = " ".join([*(draft.sources[name] for name in kept), *draft.irrelevant, *draft.unsupported, *draft.other_model,
                      *draft.not_understood, *draft.open, *draft.notes])  # fmt: skip
     mentioned = set(_FLAG.findall(said))
+    mentioned |= {flag for flag, other in _READ_WITH.items() if other in mentioned}
     for flag, words in given.items():
         if flag not in mentioned:
             draft.not_understood.append(

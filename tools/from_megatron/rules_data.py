@@ -82,7 +82,8 @@ def saving(draft: Draft) -> None:
     save, load = draft.path("save", "run_dir"), arguments.raw("load")
     interval = arguments.whole("save-interval", arguments.whole("persistent-save-interval"))
     draft.put("run_dir", save, "--save")
-    draft.put("checkpoint.save_interval", interval, "--save-interval")
+    source = "--save-interval" if arguments.switch("save-interval") else "--persistent-save-interval"
+    draft.put("checkpoint.save_interval", interval, source)
     retained = arguments.whole("save-retain-interval")
     if retained is None:
         draft.put("checkpoint.keep", KEEP_ALL, "Megatron-LM deletes none")
@@ -100,7 +101,8 @@ def saving(draft: Draft) -> None:
         )
         for name, given in partly.items():
             if given or (finetune and name == "finetune"):
-                draft.put(f"checkpoint.{name.replace('-', '_')}", True, f"--{name}")
+                source = f"--{name}" if given else "--pretrained-checkpoint"
+                draft.put(f"checkpoint.{name.replace('-', '_')}", True, source)
     elif unheeded := [f"--{name}" for name, on in partly.items() if on]:
         draft.unsupported.append(
             f"{' '.join(unheeded)}: without a --load other than --save. A run's own folder is resumed whole; to start "

@@ -16,6 +16,8 @@ def training(draft: Draft) -> None:
     interval = draft.arguments.whole("manual-gc-interval")
     if draft.arguments.switch("manual-gc"):
         draft.put("train.manual_gc_interval", interval or 100, "--manual-gc-interval" if interval else "--manual-gc")
+    elif interval is not None:
+        draft.irrelevant.append("--manual-gc-interval: has no effect without --manual-gc")
 
 
 def _recompute(draft: Draft) -> None:
