@@ -355,6 +355,90 @@ def test_what_of_overrides_is_not_understood_is_no_recipe(
     assert message in capsys.readouterr().err
 
 
+FLAGSCALE = """\
+system:
+  tensor_model_parallel_size: 2
+  no_shared_fs: ${experiment.runner.no_shared_fs}
+  precision: {bf16: true, attention_softmax_in_fp32: true}
+  checkpoint:
+    save_interval: ${experiment.save_steps}
+    load: ${experiment.load}
+model:
+  num_layers: 4
+  hidden_size: 64
+  num_attention_heads: 4
+  seq_length: 128
+  max_position_embeddings: 128
+  micro_batch_size: 1
+  global_batch_size: 8
+  train_samples: 803
+  untie_embeddings_and_output_weights: false
+  seed: ${experiment.seed}
+  optimizer:
+    weight_decay: 1e-2
+    lr_scheduler: {lr: 1.0e-3, lr_warmup_fraction: .1, lr_decay_style: cosine}
+data:
+  data_path: /d/text
+  split: 1
+  tokenizer: {tokenizer_type: NullTokenizer, vocab_size: 1000}
+"""
+FLAGSCALE_RUN = """\
+defaults:
+  - _self_
+  - train: tiny
+experiment:
+  seed: 42
+  save_steps: 10
+  load: null
+  task: {type: train, backend: megatron, entrypoint: flagscale/train/train_gpt.py}
+  runner: {backend: torchrun, nnodes: 2, nproc_per_node: 8, no_shared_fs: false}
+action: run
+"""
+
+
+def test_flags_of_flagscales_are_those_of_megatron_lm(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "tiny.yaml").write_text(FLAGSCALE)
+    recipe, summary = convert_source(Source(FLAGSCALE_RUN, "", tmp_path / "run.yaml"), {})
+    config = read_back(recipe)
+    assert (config.model.num_layers, config.model.seq_length, config.train.seed) == (4, 128, 42)
+    assert (config.train.train_iters, config.optimizer.lr_decay_samples) == (100, 803)
+    assert (config.optimizer.lr_warmup_fraction, config.optimizer.weight_decay) == (0.1, 0.01)
+    assert (config.checkpoint.load, config.checkpoint.save_interval, config.data.split) == (None, 10, "1")
+    assert "Launched on 16 ranks" in recipe and summary.complete, summary.blocks
+    alone, summary = converted(FLAGSCALE, "tiny.yaml", **{"experiment.seed": "42", "experiment.save_steps": "10"})
+    assert alone.model == config.model and alone.optimizer == config.optimizer
+    assert any("the program: these are flags of FlagScale's" in line for block in summary.blocks for line in block)
+    within = "train:\n" + "".join(f"  {line}\n" for line in FLAGSCALE.splitlines())
+    assert converted(FLAGSCALE_RUN + within, "run.yaml")[0] == config
+    given = {"experiment.seed": "42", "experiment.save_steps": "10"}
+    assert converted(within, "run.yaml", **given)[0].model == config.model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("type: train", "type: serve"), "a file of FlagScale's, whose task is serve by megatron"),
+        (("tiny", "other"), "whose flags are in train/other.yaml beside it"),
+        (("- train: tiny", "- serve: tiny"), "names no flags"),
+    ],
+)
+def test_a_file_of_flagscales_that_has_no_flags_is_named(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        converted(FLAGSCALE_RUN.replace(*change), "run.yaml")
+    assert message in str(caught.value)
+
+
+def test_another_program_of_flagscales_is_another_model(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "tiny.yaml").write_text(FLAGSCALE)
+    text = FLAGSCALE_RUN.replace("train_gpt.py", "train_rwkv.py")
+    _, summary = convert_source(Source(text, "", tmp_path / "run.yaml"), {})
+    assert summary.other_model == [
+        "flagscale/train/train_rwkv.py: it trains an RWKV. Triplane's pretrain_gpt.py trains a GPT on text."
+    ]
+
+
 FOREIGN = {
     "a recipe of Triplane itself": ("a.toml", "[model]\nshape = 'gpt2'\n[train]\ntrain_iters = 3\n"),
     "torchtitan": ("a.toml", "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nsteps = 3\n"),
@@ -372,6 +456,8 @@ FOREIGN = {
     "Levanter": ("a.yaml", "trainer:\n  num_train_steps: 10\nmodel:\n  type: llama\n"),
     "MaxText": ("a.yml", "base_emb_dim: 2048\nbase_num_decoder_layers: 16\n"),
     "torchtune": ("a.yaml", "model:\n  _component_: torchtune.models.llama3.llama3_8b\n"),
+    "Primus": ("a.yaml", "work_group: amd\nmodules:\n  pre_trainer:\n    overrides: {train_iters: 5, lr: 1.0e-5}\n"),
+    "Primus's": ("llama3_8B.yaml", "extends:\n  - llama3_base.yaml\nnum_layers: 32\nhidden_size: 4096\n"),
     "verl": ("a.yaml", "actor_rollout_ref:\n  model: {path: x}\n"),
     "Kubernetes": ("a.yaml", "apiVersion: v1\nkind: Job\n"),
     "a notebook": ("a.ipynb", '{"cells": [], "nbformat": 4}'),
@@ -392,7 +478,7 @@ def test_a_file_of_another_program_is_refused_by_name(
     (tmp_path / name).write_text(text)
     assert main([str(tmp_path / name)]) == 2
     said = capsys.readouterr()
-    assert program in said.err and not said.out and len(said.err) < 700
+    assert program.removesuffix("'s") in said.err and not said.out and len(said.err) < 700
 
 
 @pytest.mark.parametrize(

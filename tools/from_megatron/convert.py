@@ -26,7 +26,7 @@ _OTHER_PROGRAMS = {
     "vision": "a vision model", "vlm": "a vision-language model", "mimo": "a multimodal model",
     "multimodal": "a multimodal model", "mamba": "a hybrid, whose --hybrid-layer-pattern is missing",
     "hybrid": "a hybrid, whose --hybrid-layer-pattern is missing", "realm": "a retrieval model",
-    "dino": "a vision model",
+    "dino": "a vision model", "llava": "a vision-language model", "vl": "a vision-language model", "rwkv": "an RWKV",
     "inpaint": "a vision model", "classification": "a vision model", "train_rl.py": "by reinforcement learning",
     "finetune": "on instructions", "sft": "on instructions",
 }  # fmt: skip
@@ -104,6 +104,7 @@ def _note_reading(draft: Draft, reading: SourceReading) -> None:
     draft.arguments.strays += reading.strays
     draft.other_model += reading.other_model
     draft.not_understood += reading.not_understood
+    draft.open += reading.open
     draft.notes += reading.notes
     draft.unsupported += _not_followed(reading)
     summary.note_answers(draft, script.answers, launch)

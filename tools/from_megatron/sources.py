@@ -12,6 +12,7 @@ from models.families import SHAPES, named
 from parallel.errors import UserError
 from tools.from_megatron.bridge import flags_of, is_bridge, of_shape
 from tools.from_megatron.flags import known
+from tools.from_megatron.flagscale import is_flagscale, read_flagscale
 from tools.from_megatron.foreign import refusal
 from tools.from_megatron.functional_test import is_functional_test, script_of
 from tools.from_megatron.script import ScriptReading, read_script
@@ -46,6 +47,7 @@ class SourceReading:
     strays: list[str] = field(default_factory=list)
     other_model: list[str] = field(default_factory=list)
     not_understood: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     shape: str = ""
     """The named shape that it changes; empty: its flags say the whole model."""
@@ -65,6 +67,9 @@ def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
         reading.notes += [f"{', '.join(others)}: of the test's later runs, which are not translated."] if others else []
     elif yaml is not None and is_bridge(yaml, source.shape):
         reading = _bridge(source, yaml, given)
+    elif yaml is not None and is_flagscale(yaml):
+        launch, left = read_flagscale(yaml, source.path, given)
+        reading = SourceReading(launch, open=left)
     else:
         why = refusal(source.text, source.path, None if yaml is None else plain(yaml))
         if why is not None:
