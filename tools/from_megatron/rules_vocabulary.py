@@ -26,6 +26,7 @@ _DEFAULT_FILES = {
     "BertWordPieceCase": "bert-large-cased-vocab.txt",
 }
 """What Megatron-LM downloads where --vocab-file is not given."""
+_BYTES = "byte"
 _TIKTOKEN_IDS = 1 << 17  # Megatron-LM's default for TikTokenizer
 
 
@@ -56,7 +57,7 @@ def vocabulary(draft: Draft) -> None:
 
 def refuse_unknown(draft: Draft) -> None:
     """Raises UserError where nothing says how long the embedding is: a recipe would have Triplane's own vocabulary."""
-    if draft.values.keys() & {"model.vocab_size", "data.tokenizer"}:
+    if "model.vocab_size" in draft.values or draft.values.get("data.tokenizer", _BYTES) != _BYTES:
         return
     about = ("model.vocab_size", "data.tokenizer", "--tokenizer-type")
     why = [line for line in (*draft.open, *draft.unsupported) if line.startswith(about)]
@@ -87,7 +88,7 @@ def _tokenizer(draft: Draft, kind: str | None, path: str | None) -> None:
                 f"--tokenizer-model {path}: a folder on this machine with a tokenizer.json, nothing of a hub."
             )
     elif kind in _NULL:
-        draft.put("data.tokenizer", "byte", f"{kind}: no text is read")
+        draft.put("data.tokenizer", _BYTES, f"{kind}: no text is read")
     elif kind == "GPT2BPETokenizer" and draft.arguments.switch("vocab-file"):
         _byte_pairs(draft)
     else:
@@ -118,9 +119,7 @@ def _ids(draft: Draft, kind: str | None, path: str | None) -> tuple[int | None, 
         return size, flag
     if size is None and (kind in _NULL or kind not in _TYPES):
         whose = "takes it from" if kind in _NULL else "is no type of Megatron-LM's, which may take it from"
-        draft.open.append(
-            f"model.vocab_size: --tokenizer-type {kind} {whose} --vocab-size, and it is not given."
-        )
+        draft.open.append(f"model.vocab_size: --tokenizer-type {kind} {whose} --vocab-size, and it is not given.")
         return None, ""
     if kind == "NullMultimodalTokenizer" and size is not None:
         return size + 1, f"{flag}, and one that ends a document"

@@ -28,7 +28,7 @@ from tools.from_megatron.shell.syntax import (
     WhileCommand,
     Word,
 )
-from tools.from_megatron.unknown import Unknown, has_unknown
+from tools.from_megatron.unknown import has_unknown
 
 
 class Interpreter(ShellBranches):
