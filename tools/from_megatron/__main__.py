@@ -10,11 +10,11 @@ the output of commands) is not known: give it with --set, as in --set 1=/checkpo
 stay unknown are left open; a number of the model's that stays unknown is an error, which says the command to type.
 
 Exit code 0: everything was translated, or changes nothing here.
-Exit code 1: a recipe that trains what the script trains. Its head lists what else it lacks: paths that are left open, ways to be
-faster or smaller that Triplane does not have, or what a run would refuse until it is mended.
-Exit code 2: no recipe. Something is missing or cannot be read; or a flag that the recipe would lack changes the model, the data
-or the schedule, or may do so since it is not known, as flags of forks are. --allow_partial writes the recipe without
-such flags all the same, with exit code 1; its head lists them.
+Exit code 1: a recipe that trains what the script trains. Its head lists what else it lacks: paths that are left open,
+ways to be faster or smaller that Triplane does not have, or what a run would refuse until it is mended.
+Exit code 2: no recipe. Something is missing or cannot be read; or a flag that the recipe would lack changes the model,
+the data or the schedule, or may do so since it is not known, as flags of forks are. --allow_partial writes the recipe
+without such flags all the same, with exit code 1; its head lists them.
 """
 
 import re

@@ -16,7 +16,7 @@ _DASHES = re.compile("[\u2010-\u2015\u2212]+-*(?=[a-zA-Z])")
 """What word processors and PDFs make of --."""
 MAY_STAY_OPEN = frozenset(
     "data-path tokenizer-model save load pretrained-checkpoint tensorboard-dir wandb-project wandb-exp-name vocab-file"
-    " merge-file".split()
+    " merge-file tokenizer-name-or-path".split()
 )
 """Flags of paths and names: the recipe is complete apart from them."""
 
@@ -33,7 +33,7 @@ class Arguments:
     strays: list[str] = field(default_factory=list)
     """What else is left out, and changes nothing that is trained; each a sentence."""
     not_understood: list[str] = field(default_factory=list)
-    """Words that belong to no flag, and unknown flags with theirs, which may change what is trained; each a sentence."""
+    """Words that belong to no flag, and unknown flags: they may change what is trained; each a sentence."""
     other_model: list[str] = field(default_factory=list)
     """Unknown flags that are known to make another model, or to train it otherwise."""
     unknown_flags: list[Unknown] = field(default_factory=list)

@@ -67,7 +67,8 @@ class Draft:
     def convert(self, flag: str, text: str, expected: Any, name: str = "") -> Any:
         """The text as a field's type; None, and a line that says so, where it is a word that we do not know.
 
-        name: of the field; of some sections it makes another model, or another training. Raises UserError for what is not a number.
+        name: of the field; one of _TRAINED's makes another model or training. Raises UserError for what is not a
+        number.
         """
         choices = typing.get_args(expected) if typing.get_origin(expected) in (types.UnionType, typing.Union) else ()
         for choice in (choice for choice in choices or (expected,) if choice is not types.NoneType):

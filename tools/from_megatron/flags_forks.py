@@ -1,4 +1,4 @@
-"""Flags of forks of Megatron-LM and of its older versions: Megatron-DeepSpeed, MindSpeed, Pai-Megatron-Patch, bigscience.
+"""Flags of forks and older versions of Megatron-LM: Megatron-DeepSpeed, MindSpeed, Pai-Megatron-Patch, bigscience.
 
 Written as in ``flags``. A flag that stands nowhere may change what is trained, and is refused as not understood.
 """
@@ -21,6 +21,9 @@ IRRELEVANT_OF_FORKS: dict[str, str] = {
     """,
     "text is tokenised beforehand or on first use; training reads ids": """
         tokenizer-not-use-fast handler-name=1 dataset-impl=1
+    """,
+    "read by conversions of checkpoints only": """
+        model-type-hf=1 hf-cfg-dir=1 mg-save-dir=1 load-model-type=1 save-model-type=1
     """,
     "logs and diagnostics of a fork, which change nothing that is trained": """
         log-level=1 log-level-replica=1 codecarbon-dir=1 profile-level=1
@@ -49,10 +52,10 @@ UNSUPPORTED_OF_FORKS: dict[str, str] = {
 }
 
 OTHER_MODEL_OF_FORKS: dict[str, str] = {
-    "DeepSpeed's file may set clipping, the precision, the batch and a curriculum: say those by flags, leave it out": """
+    "DeepSpeed's file may set clipping, precision, batch and a curriculum: say those by flags, and leave it out": """
         deepspeed_config=1
     """,
-    "lengths in tokens: give --train-samples, --lr-decay-samples and --lr-warmup-samples, which are tokens / length": """
+    "lengths in tokens: give --train-samples, --lr-decay-samples, --lr-warmup-samples, each tokens / --seq-length": """
         train-tokens=1 lr-decay-tokens=1 lr-warmup-tokens=1
     """,
     "layers that are left empty: take them out of --num-layers, and out of lists of layers": """
@@ -60,6 +63,9 @@ OTHER_MODEL_OF_FORKS: dict[str, str] = {
     """,
     "another mask than the causal one": """
         attention-mask-type=1|causal cp-attention-mask-type=1|causal
+    """,
+    "another optimizer than AdamW: optimizer.optimizer takes a class of yours": """
+        optimizer-selection=1|fused_adamw
     """,
     "rows beside the tokenizer's ids: give --padded-vocab-size, the rows in all": """
         extra-vocab-size=1

@@ -26,6 +26,7 @@ _DEFAULT_FILES = {
     "BertWordPieceCase": "bert-large-cased-vocab.txt",
 }
 """What Megatron-LM downloads where --vocab-file is not given."""
+_BYTES = "byte"
 _TIKTOKEN_IDS = 1 << 17  # Megatron-LM's default for TikTokenizer
 
 
@@ -56,7 +57,7 @@ def vocabulary(draft: Draft) -> None:
 
 def refuse_unknown(draft: Draft) -> None:
     """Raises UserError where nothing says how long the embedding is: a recipe would have Triplane's own vocabulary."""
-    if draft.values.keys() & {"model.vocab_size", "data.tokenizer"}:
+    if "model.vocab_size" in draft.values or draft.values.get("data.tokenizer", _BYTES) != _BYTES:
         return
     about = ("model.vocab_size", "data.tokenizer", "--tokenizer-type")
     why = [line for line in (*draft.open, *draft.unsupported) if line.startswith(about)]
@@ -87,7 +88,7 @@ def _tokenizer(draft: Draft, kind: str | None, path: str | None) -> None:
                 f"--tokenizer-model {path}: a folder on this machine with a tokenizer.json, nothing of a hub."
             )
     elif kind in _NULL:
-        draft.put("data.tokenizer", "byte", f"--tokenizer-type {kind}: no text is read")
+        draft.put("data.tokenizer", _BYTES, f"--tokenizer-type {kind}: no text is read")
     elif kind == "GPT2BPETokenizer" and draft.arguments.switch("vocab-file"):
         _byte_pairs(draft)
     else:

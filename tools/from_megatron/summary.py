@@ -94,9 +94,7 @@ def _changes(here: Sequence[ScriptWord], there: Sequence[ScriptWord]) -> str:
         for name, values in other.given.items()
         if one.given.get(name, values) != values
     ]
-    changes += ["change flags that Megatron-LM does not know"] * (
-        one.not_understood != other.not_understood and not changes
-    )
+    changes += ["change flags that are not understood"] * (one.not_understood != other.not_understood and not changes)
     rest = len(changes) - MOST_CHANGES
     return "; ".join(changes[:MOST_CHANGES]) + (f"; and {rest} more" if rest > 0 else "") or "change nothing else"
 
