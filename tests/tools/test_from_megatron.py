@@ -360,6 +360,23 @@ def test_flags_of_experts_change_nothing_without_experts() -> None:
     assert any("without --num-experts" in line for line in draft.irrelevant)
 
 
+def test_what_forks_call_otherwise_and_triplane_has() -> None:
+    values = drafted(
+        f"{SMALLEST} --xielu --lr-decay-style wsd --lr-wsd-decay-style 1-sqrt --lr-wsd-decay-iters 5 "
+        "--attn-logit-softcapping 50 --output-logit-softcapping 30"
+    ).values
+    assert (values["model.activation"], values["optimizer.lr_decay_style"]) == ("xielu", "WSD")
+    assert values["optimizer.lr_wsd_decay_style"] == "minus_sqrt"
+    assert (values["model.attn_logit_softcapping"], values["model.final_logit_softcapping"]) == (50, 30)
+    draft = drafted(f"{SMALLEST} --lr-decay-style inverse_square_root --data-args-path /d/blend.txt --log-params-norm")
+    assert draft.values["optimizer.lr_decay_style"] == "inverse-square-root" and not draft.other_model
+    assert (draft.values["data.blend_file"], draft.values["data.split"]) == ("/d/blend.txt", "969,30,1")
+    assert draft.values["log.log_params_norm"] and not draft.values["log.log_num_zeros_in_grad"]
+    assert not any("built-in corpus" in line for line in draft.notes)
+    with pytest.raises(UserError, match="--data-args-path beside --data-path"):
+        drafted(f"{SMALLEST} --data-args-path /d/blend.txt --data-path /d/a")
+
+
 def test_a_value_that_is_the_default_anyway_is_not_a_problem() -> None:
     assert drafted(f"{SMALLEST} --optimizer adam --head-lr-mult 1.0").other_model == []
     assert len(drafted(f"{SMALLEST} --optimizer sgd --head-lr-mult 0.1").other_model) == 2

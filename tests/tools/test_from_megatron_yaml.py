@@ -201,7 +201,7 @@ def test_a_configuration_of_megatron_bridges() -> None:
 
 def test_what_another_bridge_model_has_is_refused() -> None:
     changes = {
-        "torch.nn.functional.silu": "torch.nn.functional.gelu",
+        "torch.nn.functional.silu": "torch.nn.functional.relu",
         "profiling:": "peft: {_target_: megatron.bridge.peft.lora.LoRA, dim: 8}\nprofiling:",
         "optimizer: adam": "optimizer: muon",
         "GPTDatasetConfig": "GPTSFTDatasetConfig",
@@ -209,6 +209,17 @@ def test_what_another_bridge_model_has_is_refused() -> None:
     for old, new in changes.items():
         _, summary = converted(RUN_CONFIG.replace(old, new))
         assert len(summary.other_model) == 1, (new, summary.other_model)
+
+
+def test_fields_of_the_recipe_that_no_flag_means() -> None:
+    for function, gated, name in (("torch.nn.functional.gelu", True, "geglu"), ("a.fast_gelu", True, "geglu"),
+                                  ("a.fast_gelu", False, "gelu"), ("a.XIELU", False, "xielu")):  # fmt: skip
+        text = RUN_CONFIG.replace("torch.nn.functional.silu", function).replace(
+            "gated_linear_unit: true", f"gated_linear_unit: {gated}\n  softmax_scale: 0.1"
+        )
+        config, summary = converted(text, RUNS="/r")
+        assert (config.model.activation, config.model.softmax_scale) == (name, 0.1)
+        assert not summary.other_model and not summary.not_understood
 
 
 def test_a_field_that_no_flag_means_is_listed_unless_it_is_megatron_cores_default() -> None:
@@ -223,7 +234,7 @@ def test_what_a_bridge_configuration_says_beyond_flags_is_listed_or_refused() ->
     layers = "  num_layers: 16\n"
     refused = {
         "model.teacher = {num_layers}": (layers, f"{layers}  teacher: {{num_layers: 4}}\n"),
-        "model.softmax_scale = 0.1": (layers, f"{layers}  softmax_scale: 0.1\n"),
+        "model.softmax_off = 0.1": (layers, f"{layers}  softmax_off: 0.1\n"),
         "GemmaModelProvider7B": ("llama.llama_provider.Llama32ModelProvider1B", "gemma.x.GemmaModelProvider7B"),
         "Qwen25VLModelProvider3B": ("Llama32ModelProvider1B", "Qwen25VLModelProvider3B"),
         "model.transformer_layer_spec = a.b.my_spec": (layers, f"{layers}  transformer_layer_spec: a.b.my_spec\n"),

@@ -15,8 +15,8 @@ from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown, joined
 _DASHES = re.compile("[\u2010-\u2015\u2212]+-*(?=[a-zA-Z])")
 """What word processors and PDFs make of --."""
 MAY_STAY_OPEN = frozenset(
-    "data-path tokenizer-model save load pretrained-checkpoint tensorboard-dir wandb-project wandb-exp-name vocab-file"
-    " merge-file tokenizer-name-or-path".split()
+    "data-path data-args-path tokenizer-model save load pretrained-checkpoint tensorboard-dir wandb-project"
+    " wandb-exp-name vocab-file merge-file tokenizer-name-or-path".split()
 )
 """Flags of paths and names: the recipe is complete apart from them."""
 

@@ -28,6 +28,12 @@ _RENAMED = {
     "ddp-reduce-scatter-with-fp32-accumulation", "pad_buckets_for_high_nccl_busbw":
     "ddp-pad-buckets-for-high-nccl-busbw",
 }  # fmt: skip
+OWN_FIELDS = {
+    "softmax_scale": "model.softmax_scale",
+    "attn_logit_softcapping": "model.attn_logit_softcapping",
+    "final_logit_softcapping": "model.final_logit_softcapping",
+}
+"""Fields of the model that the recipe has and Megatron-LM has no flag for."""
 UNLESS = {
     "add_bias_linear": "disable-bias-linear", "masked_softmax_fusion": "no-masked-softmax-fusion",
     "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",

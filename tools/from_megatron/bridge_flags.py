@@ -25,6 +25,8 @@ class BridgeFlags:
     other_model: list[str] = field(default_factory=list)
     not_understood: list[str] = field(default_factory=list)
     """Such fields that may change the data, a schedule or the model."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the recipe that no flag means, by their dotted names."""
     off: set[str] = field(default_factory=set)
     """Flags that fields say are not to be given."""
     base: GPTShape | None = None
@@ -68,6 +70,9 @@ def add_field(found: BridgeFlags, section: str, name: str, value: Any) -> None:
             found.add(bridge_fields.UNLESS[name])
         elif value is True:
             found.off.add(bridge_fields.UNLESS[name])
+        return
+    if section == "model" and name in bridge_fields.OWN_FIELDS and isinstance(value, int | float):
+        found.fields[bridge_fields.OWN_FIELDS[name]] = float(value)
         return
     flag = bridge_fields.flag_of(name)
     if flag is not None and _flag(found, flag, value):

@@ -143,14 +143,23 @@ def _activation(found: BridgeFlags, model: Mapping[str, Any]) -> None:
         found.add("squared-relu")
     elif activation == "quick_gelu" and gated:
         found.add("quick-geglu")
+    elif activation in ("fast_gelu", "gelu") and gated and (activation == "fast_gelu" or _fused(model)):
+        found.fields["model.activation"] = "geglu"
+    elif activation == "fast_gelu" or activation.lower() == "xielu":
+        found.fields["model.activation"] = "gelu" if activation == "fast_gelu" else "xielu"
     elif gated or activation not in ("gelu", ""):
         found.other_model.append(
             f"model.activation_func = {target or activation}{' (gated)' * gated}: expected silu (gated), quick_gelu "
-            "(gated), squared_relu or gelu. Set model.activation of the recipe to one of "
+            "(gated), fast_gelu, squared_relu, xielu or gelu. Set model.activation of the recipe to one of "
             f"{', '.join(typing.get_args(ActivationName))}."
         )
     if model.get("bias_activation_fusion") is False:
         found.add("no-bias-swiglu-fusion" if gated else "no-bias-gelu-fusion")
+
+
+def _fused(model: Mapping[str, Any]) -> bool:
+    """Whether megatron-core's fused kernel computes GELU, by the tanh approximation whatever function is named."""
+    return bool(model.get("bias_activation_fusion"))
 
 
 def _layout(layout: Any) -> str:

@@ -67,6 +67,8 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     draft = _translated(arguments, world, overrides=bool(reading.shape))
     if reading.shape:
         keep_changes(draft, reading)
+    for name, value in reading.fields.items():
+        draft.put(name, value, "as the file has it")
     _note_reading(draft, reading)
     origin = source.origin
     if draft.world is not None:

@@ -17,6 +17,10 @@ _TRAINED = ("model.", "data.", "optimizer.", "train.")
 """Sections that say what is trained, and not how fast."""
 
 
+_SAME_WORDS = {("lr-wsd-decay-style", "1-sqrt"): "minus_sqrt"}
+"""Words of forks for what Megatron-LM and Triplane call otherwise, by flag."""
+
+
 @dataclass(slots=True)
 class Draft:
     """What ``translate`` fills."""
@@ -77,7 +81,8 @@ class Draft:
             if fits(text, choice):
                 return text
             words = typing.get_args(choice) if typing.get_origin(choice) is typing.Literal else ()
-            if same := [word for word in words if isinstance(word, str) and word.lower() == text.lower()]:
+            text = _SAME_WORDS.get((flag, text.lower()), text)
+            if same := [word for word in words if isinstance(word, str) and _spelled(word) == _spelled(text)]:
                 return same[0]  # forks spell it otherwise: rmsnorm
         lines = self.other_model if name.startswith(_TRAINED) else self.unsupported
         lines.append(f"--{flag} {text}: Triplane knows {type_name(expected)}.")
@@ -96,6 +101,10 @@ class Draft:
         unknowns = [each for word in words if isinstance(word, OpenText) for each in word.unknowns]
         self.open.append(f"{what}: --{flag} {joined(words)}, and {said(unknowns)}.")
         self.wanted += unknowns
+
+
+def _spelled(word: str) -> str:
+    return word.lower().replace("_", "-")
 
 
 def said(unknowns: Sequence[Unknown]) -> str:

@@ -103,12 +103,21 @@ RESPELLED = """
 """
 """What Megatron-LM says by other flags: ``spellings`` has by which."""
 
+FIELDS_OF_FORKS: dict[str, tuple[str, None]] = {
+    "attn-logit-softcapping": ("model.attn_logit_softcapping", None),
+    "output-logit-softcapping": ("model.final_logit_softcapping", None),
+    "final-logit-softcapping": ("model.final_logit_softcapping", None),
+}
+"""One value, which is one field of the recipe and no flag of Megatron-LM's."""
+
+RULES_OF_FORKS = "xielu"
+"""What the rules read that Megatron-LM has no flag for."""
+
 OTHER_MODELS: dict[str, str] = {
     r"alibi": "biases of attention by distance (ALiBi), which Triplane's layers do not have.",
     r"ademamix": "settings of the optimizer AdEMAMix; optimizer.optimizer takes a class of yours.",
     r"(^|-)(lion|sophia|shampoo|soap|muon|adafactor|schedule-?free)(-|$)":
         "another optimizer than AdamW: optimizer.optimizer takes a class of yours.",
-    r"xielu": 'the activation xIELU: leave it out, and set model.activation = "xielu" in the recipe.',
     r"goldfish": "the goldfish loss, which leaves tokens out of the loss.",
     r"(^|-)(mamba|rwkv|retnet|hyena|gated-delta|linear-attention|mamba2|kda|moba|nsa)(-|$)":
         "layers of another architecture.",

@@ -6,8 +6,11 @@ Written as in ``flags``; a flag with the value behind its | is irrelevant.
 OTHER_MODEL: dict[str, str] = {
     "another architecture, which Triplane has no layers for": """
         encoder-pipeline-model-parallel-size=1 encoder-tensor-model-parallel-size=1 pipeline-model-parallel-split-rank=1
-        decoder-num-layers=1 hybrid-attention-ratio=1 hybrid-mlp-ratio=1 mtp-hybrid-override-pattern=1
+        decoder-num-layers=1 mtp-hybrid-override-pattern=1
         heterogeneous-layers-config-path=1 heterogeneous-layers-config-encoded-json=1
+    """,
+    "Megatron-LM makes a pattern of it, which its log has: give that one by --hybrid-layer-pattern": """
+        hybrid-attention-ratio=1|0 hybrid-mlp-ratio=1|0
     """,
     "layers from Python code of your own: describe the model by flags, or change models/": """
         spec=*
@@ -73,9 +76,6 @@ OTHER_MODEL: dict[str, str] = {
     """,
     "data files of their own for each split: Triplane divides data.paths by data.split": """
         train-data-path=* valid-data-path=* test-data-path=* per-split-data-args-path=1
-    """,
-    "data paths are read from a file: name them in data.paths": """
-        data-args-path=1
     """,
     "a source of data that Triplane does not read; set data.paths": """
         phase-transition-iterations=1 fim-data fim-rate=1 fim-spm-rate=1 fim-split-sample=1 fim-fragment-rate=1

@@ -2,6 +2,7 @@
 
 from pathlib import PurePath
 
+from parallel.errors import UserError
 from tools.from_megatron.draft import DEFAULT, Draft
 from tools.from_megatron.unknown import ScriptWord
 
@@ -12,8 +13,10 @@ KEEP_ALL = 1_000_000
 def data(draft: Draft) -> None:
     """Which text, and how documents are divided and separated."""
     arguments = draft.arguments
-    mock, paths = arguments.switch("mock-data"), arguments.raw("data-path")
-    if mock or not paths:
+    mock, paths, file = arguments.switch("mock-data"), arguments.raw("data-path"), arguments.raw("data-args-path")
+    if file and not mock:
+        _blend_file(draft, file[0], bool(paths))
+    elif mock or not paths:
         draft.notes.append(
             f"{'--mock-data' if mock else 'no --data-path'}: Triplane makes no random data; without data.paths it "
             "trains on its built-in corpus."
@@ -27,9 +30,19 @@ def data(draft: Draft) -> None:
     split = arguments.text("split")
     if split is not None:
         draft.put("data.split", split.strip("'\" "), "--split")
-    elif paths:
+    elif paths or file:
         draft.put("data.split", "969,30,1", DEFAULT)
     _documents(draft)
+
+
+def _blend_file(draft: Draft, file: ScriptWord, paths: bool) -> None:
+    """Weights and paths in a file, which Megatron-LM does not take beside --data-path."""
+    if paths:
+        raise UserError("--data-args-path beside --data-path: Megatron-LM refuses both. Leave one out.")
+    draft.put("data.blend_file", str(file), "--data-args-path")
+    if not isinstance(file, str):
+        draft.leave_open("data-args-path", [file], "data.blend_file")
+    _order(draft)
 
 
 def _paths(draft: Draft, paths: list[str], source: str = "--data-path") -> None:

@@ -57,7 +57,7 @@ def _sizes(draft: Draft) -> None:
 def _activation(draft: Draft) -> None:
     arguments = draft.arguments
     unfused = arguments.switch("no-bias-gelu-fusion")
-    given = [name for name in ("swiglu", "squared-relu", "quick-geglu") if arguments.switch(name)]
+    given = [name for name in ("swiglu", "squared-relu", "quick-geglu", "xielu") if arguments.switch(name)]
     if given:
         draft.put("model.activation", given[0].replace("-", "_"), f"--{given[0]}")
     elif unfused or arguments.switch("disable-bias-linear"):  # torch's own, by erf; the fused kernel approximates

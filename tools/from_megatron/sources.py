@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from models.families import SHAPES, named
 from parallel.errors import UserError
@@ -49,6 +50,8 @@ class SourceReading:
     not_understood: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the recipe that no flag means."""
     shape: str = ""
     """The named shape that it changes; empty: its flags say the whole model."""
     filled_in: frozenset[str] = frozenset()
@@ -129,6 +132,7 @@ def _bridge(source: Source, yaml: YamlValue, given: Mapping[str, str]) -> Source
         Launch([], "pretrain_gpt.py", words, 0, {}), strays=flags.strays, other_model=flags.other_model,
         not_understood=flags.not_understood, shape="" if base is None else source.shape, filled_in=filled_in,
         off=frozenset(flags.off),
+        fields=flags.fields,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from tools.from_megatron import (
 from tools.from_megatron.arguments import Arguments, parse
 from tools.from_megatron.draft import Draft, said
 from tools.from_megatron.flags import Flag, known
+from tools.from_megatron.flags_forks import FIELDS_OF_FORKS
 from tools.from_megatron.missing import refuse_missing
 from tools.from_megatron.unknown import ScriptWord, joined
 
@@ -47,6 +48,7 @@ def translated(arguments: Arguments, world: int | None, overrides: bool = False)
             lines.append(f"no --{name}: Megatron-LM does not start without it. The recipe has our default.")
             draft.arguments.given[name] = ["3e-4" if name == "lr" else "1"]
         draft.fields({name: table.FIELDS[name]})
+    draft.fields(dict(FIELDS_OF_FORKS))
     draft.switches(table.SWITCHES)
     for rule in (
         rules_parallel.parallel,
