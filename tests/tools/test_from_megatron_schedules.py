@@ -41,7 +41,7 @@ USUAL = {
 
 @dataclass
 class Ramp:
-    """RampupBatchsizeNumMicroBatchesCalculator of Megatron-LM before 0.18, by the formula of its ``update``."""
+    """RampupBatchsizeNumMicroBatchesCalculator of Megatron-LM until 532ad926 (2026-04-21), by its ``update``."""
 
     start: int
     increment: int
