@@ -22,7 +22,7 @@ DEEPSPEED: tuple[Row, ...] = (
     ("scheduler.type OneCycle, LRRangeTest", (), "no equivalent"),
     ("scheduler.params.warmup_num_steps", ("optimizer.lr_warmup_iters",), ""),
     ("scheduler.params.warmup_max_lr", ("optimizer.lr",), ""),
-    ("scheduler.params.warmup_min_lr", (), "warm-up starts at 0"),
+    ("scheduler.params.warmup_min_lr", ("optimizer.lr_warmup_init",), ""),
     ("scheduler.params.total_num_steps", ("optimizer.lr_decay_iters",), "None: train.train_iters"),
     ("scheduler.params.cos_min_ratio", ("optimizer.min_lr",), "a rate here, a share of the rate there"),
     ("bf16.enabled", ("precision.dtype",), '"bf16", the default'),

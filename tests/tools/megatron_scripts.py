@@ -9,10 +9,11 @@ from tools.from_megatron.draft import Draft
 from tools.from_megatron.translate import translate
 from training.config.run_config import RunConfig
 
-SMALLEST = (
+NO_VOCABULARY = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
     "--micro-batch-size 1 --global-batch-size 8 --train-iters 100 --lr 1e-3"
 )
+SMALLEST = f"{NO_VOCABULARY} --vocab-size 1000"
 EXPERTS = "--num-experts 4 --disable-bias-linear"
 GPT3_175B = """
     --num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048

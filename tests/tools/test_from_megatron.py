@@ -56,8 +56,7 @@ def test_the_recipe_leaves_no_part_of_a_plain_model_to_a_named_shape() -> None:
     model = recipe_of(SMALLEST).model
     base = named(model.shape)
     left = [field for field in dataclasses.fields(GPTShape) if getattr(model, field.name) is None]
-    other = {field.name for field in left if getattr(base, field.name) != field.default}
-    assert other == {"vocab_size"}
+    assert not {field.name for field in left if getattr(base, field.name) != field.default}
 
 
 def test_a_gated_mlp_is_two_thirds_as_wide() -> None:
@@ -199,7 +198,7 @@ def test_sizes_that_divide_nothing_are_refused(flags: str, said: str) -> None:
     [
         ("--bf16 --fp16", "--fp16 beside --bf16: Megatron-LM refuses both"),
         ("--train-samples 800", "--train-samples beside --train-iters"),
-        ("--lr-warmup-iters 5 --lr-warmup-samples 50", "--lr-warmup-samples beside --lr-warmup-iters"),
+        ("--lr-warmup-iters 5 --lr-warmup-samples 50", "--lr-warmup-samples beside --train-iters"),
         ("--swiglu=true", "--swiglu takes no value"),
         ("--swiglu=false", "--swiglu takes no value"),
         ("\u2013swiglu", "is not --: write --swiglu"),
@@ -369,15 +368,31 @@ def test_flags_of_experts_change_nothing_without_experts() -> None:
     assert any("without --num-experts" in line for line in draft.irrelevant)
 
 
+def test_what_forks_call_otherwise_and_triplane_has() -> None:
+    values = drafted(
+        f"{SMALLEST} --xielu --lr-decay-style wsd --lr-wsd-decay-style 1-sqrt --lr-wsd-decay-iters 5 "
+        "--attn-logit-softcapping 50 --output-logit-softcapping 30"
+    ).values
+    assert (values["model.activation"], values["optimizer.lr_decay_style"]) == ("xielu", "WSD")
+    assert values["optimizer.lr_wsd_decay_style"] == "minus_sqrt"
+    assert (values["model.attn_logit_softcapping"], values["model.final_logit_softcapping"]) == (50, 30)
+    draft = drafted(f"{SMALLEST} --lr-decay-style inverse_square_root --data-args-path /d/blend.txt --log-params-norm")
+    assert draft.values["optimizer.lr_decay_style"] == "inverse-square-root" and not draft.other_model
+    assert (draft.values["data.blend_file"], draft.values["data.split"]) == ("/d/blend.txt", "969,30,1")
+    assert draft.values["log.log_params_norm"] and not draft.values["log.log_num_zeros_in_grad"]
+    assert not any("built-in corpus" in line for line in draft.notes)
+    with pytest.raises(UserError, match="--data-args-path beside --data-path"):
+        drafted(f"{SMALLEST} --data-args-path /d/blend.txt --data-path /d/a")
+
+
 def test_a_value_that_is_the_default_anyway_is_not_a_problem() -> None:
-    assert drafted(f"{SMALLEST} --optimizer adam --lr-warmup-init 0.0").unsupported == []
-    other = drafted(f"{SMALLEST} --optimizer sgd --lr-warmup-init 0.1")
-    assert len(other.unsupported) == len(other.other_model) == 1
+    assert drafted(f"{SMALLEST} --optimizer adam --head-lr-mult 1.0").other_model == []
+    assert len(drafted(f"{SMALLEST} --optimizer sgd --head-lr-mult 0.1").other_model) == 2
 
 
 def test_an_unknown_flag_is_named_with_the_nearest_and_its_values() -> None:
-    strays = drafted(f"{SMALLEST} --num-layer 4 5 --swiglu").arguments.strays
-    assert strays == ["--num-layer 4 5 is no flag of Megatron-LM 0.19.2. Did you mean --num-layers?"]
+    unknown = drafted(f"{SMALLEST} --num-layer 4 5 --swiglu").not_understood
+    assert unknown == ["--num-layer 4 5 is no flag of Megatron-LM 0.19.2. Did you mean --num-layers?"]
 
 
 def test_a_value_with_an_equals_sign_and_the_last_of_several() -> None:
@@ -413,11 +428,15 @@ def test_what_a_run_would_refuse_is_said() -> None:
 def test_exit_codes_and_both_streams(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([f"{SMALLEST} --save x --tokenizer-type NullTokenizer --vocab-size 256 --data-path a"]) == 0
     assert "[model]" in capsys.readouterr().out
-    assert main([f"{SMALLEST} --decoupled-lr 1"]) == 1
+    assert main([f"{SMALLEST} --moe-paged-stash"]) == 1
     both = capsys.readouterr()
-    assert "--decoupled-lr" in both.err and "# - --decoupled-lr" in both.out and "[train]" in both.out
-    assert main([f"{SMALLEST} --no-such-flag"]) == 1
-    assert "--no-such-flag" in capsys.readouterr().err
+    assert "--moe-paged-stash" in both.err and "# - --moe-paged-stash" in both.out and "[train]" in both.out
+    for changes in ("--decoupled-lr 1", "--no-such-flag", "stray"):
+        assert main([f"{SMALLEST} {changes}"]) == 2
+        refused = capsys.readouterr()
+        assert changes in refused.err and not refused.out
+        assert main([f"{SMALLEST} {changes}", "--allow_partial"]) == 1
+        assert changes in capsys.readouterr().out
     assert main([str(tmp_path / "absent.sh")]) == 2
     assert "no such file" in capsys.readouterr().err
     assert main([SMALLEST, "--set", "NAME"]) == 2
@@ -434,8 +453,8 @@ def test_a_message_names_the_script_and_shows_no_more_than_a_screen_can_take(
         assert said.startswith(f"tools.from_megatron: {script}: ") and len(said) < 2000
     script.write_text("torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
                       "--seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --train-iters 2 --lr 1e-3 "
-                      "--strange\x00\x1b[31m\x9b1m 1")  # fmt: skip
-    assert main([str(script)]) == 1
+                      "--vocab-size 9 --strange\x00\x1b[31m\x9b1m 1")  # fmt: skip
+    assert main([str(script), "--allow_partial"]) == 1
     shown = capsys.readouterr()
     assert (shown.out + shown.err).replace("\n", "").isprintable()
 

@@ -51,7 +51,7 @@ MODEL=(
     # --hidden-size 2048
     --hidden-size "$HIDDEN"
     --num-attention-heads 16 --seq-length 2048
-    --max-position-embeddings 2048
+    --max-position-embeddings 2048 --vocab-size 1000
     --no-such-thing "two words"
 )
 TRAIN="--micro-batch-size $MICRO \
@@ -385,11 +385,11 @@ def test_all_that_is_missing_is_said_at_once_with_the_command_to_type(
     said = capsys.readouterr().err
     assert "6 values are not known" in said and "$27 (line 3): --weight-decay" in said and "$24" not in said
     assert "and 2 values that may stay open:\n  $1 (line 1): --save\n  $JOB (line 3): --save" in said
-    assert "$(cat f) (line 3): --adam-beta1" in said and "write into the script in its place: $(cat f)" in said
+    assert "$(cat f) (line 3): --adam-beta1" in said
     command = f"  python -m tools.from_megatron '{script}' --set 24=1e-3 --set 1=VALUE --set 23=VALUE --set 25=VALUE"
-    assert f"{command} --set 26=VALUE --set 27=VALUE --set X=VALUE --set JOB=VALUE > recipe.toml" in said
-    script.write_text(script.read_text().replace("$(cat f)", "0.5"))
-    given = [f"{name}=0.25" for name in (1, 23, 25, 26, 27, "X", "JOB")]
+    command += " --set 26=VALUE --set 27=VALUE --set X=VALUE --set '$(cat f)=VALUE' --set JOB=VALUE"
+    assert f"{command} > recipe.toml" in said
+    given = [f"{name}=0.25" for name in (1, 23, 25, 26, 27, "X", "$(cat  f)", "JOB")]
     assert main([str(script), *(word for one in given for word in ("--set", one.replace("23=0.25", "23=7")))]) == 2
     assert "$24 (line 3): --lr" in capsys.readouterr().err
     assert (
@@ -404,6 +404,30 @@ def test_all_that_is_missing_is_said_at_once_with_the_command_to_type(
         == 0
     )
     assert 'run_dir = "0.25/0.25"' in capsys.readouterr().out
+
+
+def test_eval_reads_quotes_that_are_nested_in_variables() -> None:
+    """As Pai-Megatron-Patch writes them, in a text and in an array; the quotes are no part of a file's name."""
+    text = f"L='[0]*3+[1]*29'\nCMD=\"x.py {RUN} --moe-layer-freq '($L)' --spec \"\neval ${{CMD}}"
+    array = f'A=(--moe-layer-freq "\'([0]*3+[1]*29)\'" --save \'"a*b"\')\ncmd="x.py {RUN} ${{A[@]}}"\neval $cmd'
+    for script in (text, array):
+        assert value(flags(script), "--moe-layer-freq") == "([0]*3+[1]*29)"
+    assert value(flags(array), "--save") == "a*b"
+
+
+def test_a_variable_that_holds_the_command_is_not_what_a_user_should_set(capsys: pytest.CaptureFixture[str]) -> None:
+    script = f'CMD="x.py {RUN} --vocab-size 9 --data-path $(blend -p "(a)=b") --save /r/$(date +%F)"\n'
+    script += 'X="$(whoami)"; srun bash -c "RANK=\\$SLURM_PROCID $CMD --load /r/$X"'
+    assert main([script]) == 1
+    said = capsys.readouterr().err
+    assert "--set CMD" not in said and "--set X=VALUE" in said
+    assert """--set '$(blend -p "(a)=b")=VALUE'""" in said and "--set '$(date +%F)=VALUE'" in said
+    given = ["--set", '$(blend -p "(a)=b")=0.3 /a 0.7 /b', "--set", "$(date +%F)=d", "--set", "X=me"]
+    assert main([script, *given]) == 0
+    recipe = capsys.readouterr().out
+    assert 'blend = { "/a" = 0.3, "/b" = 0.7 }' in recipe and 'run_dir = "/r/d"' in recipe and '"/r/me"' in recipe
+    assert main([script, "--set", "$(other)=1"]) == 1
+    assert "--set $(other) has no effect: the script does not read $(other)." in capsys.readouterr().err
 
 
 def test_ranks_that_are_not_known_are_asked_for_where_the_batch_depends_on_them() -> None:
@@ -456,6 +480,7 @@ def test_a_file_and_standard_input_mean_the_same(
 @pytest.mark.parametrize("length", [256, 5000, 100_000])
 def test_a_command_longer_than_a_file_s_name_is_a_command(length: int, capsys: pytest.CaptureFixture[str]) -> None:
     flags = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --train-iters 9"
+    flags += " --micro-batch-size 1 --lr 1e-3 --vocab-size 9"
     assert main([f"{flags} --save {'x' * length}"]) in (0, 1)
     assert "num_layers = 2" in capsys.readouterr().out
 

@@ -7,7 +7,8 @@ import pytest
 from sentencepiece import SentencePieceProcessor
 
 from models.resolve import resolve
-from tests.tools.megatron_scripts import SMALLEST, drafted, shape_of
+from tests.tools.megatron_scripts import NO_VOCABULARY, SMALLEST, drafted, shape_of
+from tools.from_megatron.__main__ import main
 from tools.from_megatron.convert import convert, read_back
 
 
@@ -57,15 +58,16 @@ def test_entries_of_a_vocabulary_file_are_counted(tmp_path: Path) -> None:
     ],
 )
 def test_ids_of_each_type(flags: str, size: int | None) -> None:
-    assert drafted(f"{SMALLEST} {flags}").values.get("model.vocab_size") == size
+    assert drafted(f"{NO_VOCABULARY} {flags}").values.get("model.vocab_size") == size
 
 
 def test_a_vocabulary_that_is_not_known_is_left_open() -> None:
-    draft = drafted(f"{SMALLEST} --tokenizer-type GPT2BPETokenizer --vocab-file /mine/vocab.json")
+    draft = drafted(f"{NO_VOCABULARY} --tokenizer-type GPT2BPETokenizer --vocab-file /mine/vocab.json")
     assert any("model.vocab_size: the entries of --vocab-file /mine/vocab.json" in line for line in draft.open)
-    recipe, _ = convert(f"x.py {SMALLEST} --vocab-file $DATA/gpt2-vocab.json", "", {})
+    recipe, _ = convert(f"x.py {NO_VOCABULARY} --vocab-file $DATA/gpt2-vocab.json", "", {})
     assert read_back(recipe).model.vocab_size == 50257
-    _, summary = convert(f"x.py {SMALLEST} --vocab-file $VOCAB", "", {})
+    recipe, summary = convert(f"x.py {NO_VOCABULARY} --vocab-file $VOCAB", "", {})
+    assert read_back(recipe).data.tokenizer == "$VOCAB"  # a run says that there is no such file
     assert any("--vocab-file $VOCAB, and $VOCAB is not set" in line for block in summary.blocks for line in block)
 
 
@@ -79,25 +81,39 @@ def test_ids_of_a_model_on_this_machine_are_counted(tmp_path: Path) -> None:
     assert any(f"counts the {pieces} ids" in line for line in draft.notes)
 
 
+def test_a_tokenizer_that_is_not_given_is_left_open_where_the_vocabulary_is_known() -> None:
+    recipe, summary = convert(f"{SMALLEST} --tokenizer-type SentencePieceTokenizer", "", {})
+    assert not summary.complete and "None" not in recipe.partition("[")[0]
+    said = "data.tokenizer: --tokenizer-type SentencePieceTokenizer takes --tokenizer-model, which is not given"
+    assert any(said in line for block in summary.blocks if block[0] == "Left open:" for line in block)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (
-            "--tokenizer-type NullTokenizer",
-            "model.vocab_size: --tokenizer-type NullTokenizer takes it from --vocab-size",
-        ),
+        ("", "no --tokenizer-type, no --vocab-size and no --padded-vocab-size"),
+        ("--mock-data", "Add --padded-vocab-size N to the command"),
+        ("--tokenizer-type NullTokenizer", "--tokenizer-type NullTokenizer takes it from --vocab-size"),
         ("--tokenizer-type MyTok", "--tokenizer-type MyTok is no type of Megatron-LM's"),
-        (
-            "--tokenizer-type Llama2Tokenizer",
-            "data.tokenizer: --tokenizer-type Llama2Tokenizer takes --tokenizer-model",
-        ),
-        ("--tokenizer-type SentencePieceTokenizer --vocab-size 32000", "takes --tokenizer-model, which is not given"),
+        ("--tokenizer-type Llama2Tokenizer", "--tokenizer-type Llama2Tokenizer takes --tokenizer-model"),
+        ("--tokenizer-type SFTTokenizer --tokenizer-model org/model", "--tokenizer-type SFTTokenizer"),
+        ("--my-tokenizer there", "--my-tokenizer there is no flag of Megatron-LM"),
     ],
 )
-def test_what_a_type_needs_and_is_not_given_is_left_open(flags: str, said: str) -> None:
-    recipe, summary = convert(f"{SMALLEST} {flags}", "", {})
-    assert not summary.complete and "None" not in recipe.partition("[")[0]
-    assert any(said in line for block in summary.blocks if block[0] == "Left open:" for line in block)
+def test_a_vocabulary_that_nothing_says_is_no_recipe(flags: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And never Triplane's own one, of bytes."""
+    assert main([f"{NO_VOCABULARY} {flags}", "--allow_partial"]) == 2
+    refused = capsys.readouterr()
+    assert "the vocabulary is not known" in refused.err and said in refused.err and not refused.out
+
+
+def test_a_tokenizer_whose_path_is_open_stands_in_the_recipe_as_in_the_script() -> None:
+    flags = f"{NO_VOCABULARY} --tokenizer-type HuggingFaceTokenizer"
+    for word in ("$TOK", "$(ls -d /tok)", "your tokenizer path"):
+        recipe, summary = convert(f"x.py {flags} --data-path $DATA/a --tokenizer-model {word}", "", {})
+        assert read_back(recipe).data.tokenizer == word and not summary.complete
+        assert read_back(recipe).data.paths == ("$DATA/a",)
+    assert read_back(convert(f"x.py {NO_VOCABULARY} --tokenizer-model a", "", {})[0]).data.tokenizer == "a"
 
 
 def test_a_type_that_is_not_known_is_called_so() -> None:

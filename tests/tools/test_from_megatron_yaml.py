@@ -201,7 +201,7 @@ def test_a_configuration_of_megatron_bridges() -> None:
 
 def test_what_another_bridge_model_has_is_refused() -> None:
     changes = {
-        "torch.nn.functional.silu": "torch.nn.functional.gelu",
+        "torch.nn.functional.silu": "torch.nn.functional.relu",
         "profiling:": "peft: {_target_: megatron.bridge.peft.lora.LoRA, dim: 8}\nprofiling:",
         "optimizer: adam": "optimizer: muon",
         "GPTDatasetConfig": "GPTSFTDatasetConfig",
@@ -209,6 +209,17 @@ def test_what_another_bridge_model_has_is_refused() -> None:
     for old, new in changes.items():
         _, summary = converted(RUN_CONFIG.replace(old, new))
         assert len(summary.other_model) == 1, (new, summary.other_model)
+
+
+def test_fields_of_the_recipe_that_no_flag_means() -> None:
+    for function, gated, name in (("torch.nn.functional.gelu", True, "geglu"), ("a.fast_gelu", True, "geglu"),
+                                  ("a.fast_gelu", False, "gelu"), ("a.XIELU", False, "xielu")):  # fmt: skip
+        text = RUN_CONFIG.replace("torch.nn.functional.silu", function).replace(
+            "gated_linear_unit: true", f"gated_linear_unit: {gated}\n  softmax_scale: 0.1"
+        )
+        config, summary = converted(text, RUNS="/r")
+        assert (config.model.activation, config.model.softmax_scale) == (name, 0.1)
+        assert not summary.other_model and not summary.not_understood
 
 
 def test_a_field_that_no_flag_means_is_listed_unless_it_is_megatron_cores_default() -> None:
@@ -223,7 +234,7 @@ def test_what_a_bridge_configuration_says_beyond_flags_is_listed_or_refused() ->
     layers = "  num_layers: 16\n"
     refused = {
         "model.teacher = {num_layers}": (layers, f"{layers}  teacher: {{num_layers: 4}}\n"),
-        "model.softmax_scale = 0.1": (layers, f"{layers}  softmax_scale: 0.1\n"),
+        "model.softmax_off = 0.1": (layers, f"{layers}  softmax_off: 0.1\n"),
         "GemmaModelProvider7B": ("llama.llama_provider.Llama32ModelProvider1B", "gemma.x.GemmaModelProvider7B"),
         "Qwen25VLModelProvider3B": ("Llama32ModelProvider1B", "Qwen25VLModelProvider3B"),
         "model.transformer_layer_spec = a.b.my_spec": (layers, f"{layers}  transformer_layer_spec: a.b.my_spec\n"),
@@ -248,6 +259,7 @@ def test_what_a_bridge_configuration_says_beyond_flags_is_listed_or_refused() ->
         assert recipe != RUN_CONFIG
         _, summary = converted(recipe, RUNS="/r")
         assert any(message in line for line in summary.blocks[0]) and not summary.complete, message
+        assert bool(summary.not_understood) == ("logger" not in message), message
 
 
 def test_a_bridge_configuration_in_other_spellings() -> None:
@@ -300,6 +312,144 @@ def test_overrides_need_the_model_s_name(capsys: pytest.CaptureFixture[str], tmp
     assert "leave --shape out" in capsys.readouterr().err
 
 
+CHANGED = """\
+model: {seq_length: 1024, moe_aux_loss_coeff: 0.02, moe_z_loss_coeff: 1.0e-3, moe_token_dispatcher_type: alltoall,
+        moe_router_topk: 3, cross_entropy_loss_fusion: false, moe_permute_fusion: false, apply_rope_fusion: false,
+        share_embeddings_and_output_weights: true, qk_layernorm: false, add_qkv_bias: true, num_query_groups: 32,
+        moe_layer_freq: [1, 0], position_embedding_type: none, hidden_dropout: 0.1}
+train: {train_samples: 10000, global_batch_size: 64, micro_batch_size: 1, manual_gc: true, manual_gc_interval: 7}
+scheduler: {lr_warmup_fraction: 0.1, lr_decay_style: WSD, lr_wsd_decay_samples: 100}
+optimizer: {lr: 1.0e-3, use_distributed_optimizer: false}
+ddp: {grad_reduce_in_fp32: false}
+dataset: {reset_attention_mask: true, reset_position_ids: true}
+checkpoint: {pretrained_checkpoint: /p}
+"""
+
+
+def test_overrides_lose_nothing() -> None:
+    config, summary = converted(CHANGED, shape="mixtral_8x7b")
+    model, kernels, optimizer = config.model, config.kernels, config.optimizer
+    assert (model.moe_aux_loss_coeff, model.moe_z_loss_coeff, model.moe_router_topk) == (0.02, 1e-3, 3)
+    assert (model.seq_length, model.num_query_groups, model.moe_layer_freq) == (1024, 32, "[1, 0]")
+    assert (model.untie_embeddings_and_output_weights, model.qk_layernorm, model.add_qkv_bias) == (False, False, True)
+    assert (model.position_embedding_type, model.hidden_dropout) == ("none", 0.1)
+    assert model.max_position_embeddings is None and model.activation is None  # the named shape's
+    assert config.parallel.moe_token_dispatcher_type == "alltoall" and not config.parallel.use_distributed_optimizer
+    assert (kernels.cross_entropy_loss_fusion, kernels.moe_permute_fusion, kernels.apply_rope_fusion) == ("off",) * 3
+    assert (optimizer.lr, optimizer.lr_warmup_fraction, optimizer.lr_decay_style) == (1e-3, 0.1, "WSD")
+    assert (optimizer.lr_decay_samples, optimizer.lr_wsd_decay_samples) == (10000, 100)
+    assert (config.train.train_iters, config.train.global_batch_size) == (156, 64)
+    assert config.train.manual_gc_interval == 7 and not config.precision.grad_reduce_in_fp32
+    assert config.data.reset_attention_mask and (config.checkpoint.load, config.checkpoint.finetune) == ("/p", True)
+    assert not summary.not_understood and not summary.other_model, summary.blocks
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {seq_length: 64, merge_file: x}", "--merge-file x: what it changes depends on the recipe"),
+        ("optimizer: {lr: 0.1, finetune_lr: 0.2}", "optimizer.finetune_lr = 0.2"),
+        ("train: {train_samples: 100}", "how many iterations they are depends on the global batch size"),
+        ("model: {activation_func: torch.nn.functional.gelu, gated_linear_unit: false}", "activation_func = gelu: set"),
+        (
+            "optimizer: {lr: 0.1}\noptimizer_config_override_provider: {_target_: a.Other}",
+            "Other may train some weights",
+        ),
+        ("mixed_precision: mixed_of_my_own\noptimizer: {lr: 0.1}", "mixed_of_my_own: no recipe of numbers"),
+    ],
+)
+def test_what_of_overrides_is_not_understood_is_no_recipe(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    assert main([str(tmp_path / "x.yaml"), "--shape", "llama3_8b"]) == 2
+    assert message in capsys.readouterr().err
+
+
+FLAGSCALE = """\
+system:
+  tensor_model_parallel_size: 2
+  no_shared_fs: ${experiment.runner.no_shared_fs}
+  precision: {bf16: true, attention_softmax_in_fp32: true}
+  checkpoint:
+    save_interval: ${experiment.save_steps}
+    load: ${experiment.load}
+model:
+  num_layers: 4
+  hidden_size: 64
+  num_attention_heads: 4
+  seq_length: 128
+  max_position_embeddings: 128
+  micro_batch_size: 1
+  global_batch_size: 8
+  train_samples: 803
+  untie_embeddings_and_output_weights: false
+  seed: ${experiment.seed}
+  optimizer:
+    weight_decay: 1e-2
+    lr_scheduler: {lr: 1.0e-3, lr_warmup_fraction: .1, lr_decay_style: cosine}
+data:
+  data_path: /d/text
+  split: 1
+  tokenizer: {tokenizer_type: NullTokenizer, vocab_size: 1000}
+"""
+FLAGSCALE_RUN = """\
+defaults:
+  - _self_
+  - train: tiny
+experiment:
+  seed: 42
+  save_steps: 10
+  load: null
+  task: {type: train, backend: megatron, entrypoint: flagscale/train/train_gpt.py}
+  runner: {backend: torchrun, nnodes: 2, nproc_per_node: 8, no_shared_fs: false}
+action: run
+"""
+
+
+def test_flags_of_flagscales_are_those_of_megatron_lm(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "tiny.yaml").write_text(FLAGSCALE)
+    recipe, summary = convert_source(Source(FLAGSCALE_RUN, "", tmp_path / "run.yaml"), {})
+    config = read_back(recipe)
+    assert (config.model.num_layers, config.model.seq_length, config.train.seed) == (4, 128, 42)
+    assert (config.train.train_iters, config.optimizer.lr_decay_samples) == (100, 803)
+    assert (config.optimizer.lr_warmup_fraction, config.optimizer.weight_decay) == (0.1, 0.01)
+    assert (config.checkpoint.load, config.checkpoint.save_interval, config.data.split) == (None, 10, "1")
+    assert "Launched on 16 ranks" in recipe and summary.complete, summary.blocks
+    alone, summary = converted(FLAGSCALE, "tiny.yaml", **{"experiment.seed": "42", "experiment.save_steps": "10"})
+    assert alone.model == config.model and alone.optimizer == config.optimizer
+    assert any("the program: these are flags of FlagScale's" in line for block in summary.blocks for line in block)
+    within = "train:\n" + "".join(f"  {line}\n" for line in FLAGSCALE.splitlines())
+    assert converted(FLAGSCALE_RUN + within, "run.yaml")[0] == config
+    given = {"experiment.seed": "42", "experiment.save_steps": "10"}
+    assert converted(within, "run.yaml", **given)[0].model == config.model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("type: train", "type: serve"), "a file of FlagScale's, whose task is serve by megatron"),
+        (("tiny", "other"), "whose flags are in train/other.yaml beside it"),
+        (("- train: tiny", "- serve: tiny"), "names no flags"),
+    ],
+)
+def test_a_file_of_flagscales_that_has_no_flags_is_named(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        converted(FLAGSCALE_RUN.replace(*change), "run.yaml")
+    assert message in str(caught.value)
+
+
+def test_another_program_of_flagscales_is_another_model(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "tiny.yaml").write_text(FLAGSCALE)
+    text = FLAGSCALE_RUN.replace("train_gpt.py", "train_rwkv.py")
+    _, summary = convert_source(Source(text, "", tmp_path / "run.yaml"), {})
+    assert summary.other_model == [
+        "flagscale/train/train_rwkv.py: it trains an RWKV. Triplane's pretrain_gpt.py trains a GPT on text."
+    ]
+
+
 FOREIGN = {
     "a recipe of Triplane itself": ("a.toml", "[model]\nshape = 'gpt2'\n[train]\ntrain_iters = 3\n"),
     "torchtitan": ("a.toml", "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nsteps = 3\n"),
@@ -317,6 +467,8 @@ FOREIGN = {
     "Levanter": ("a.yaml", "trainer:\n  num_train_steps: 10\nmodel:\n  type: llama\n"),
     "MaxText": ("a.yml", "base_emb_dim: 2048\nbase_num_decoder_layers: 16\n"),
     "torchtune": ("a.yaml", "model:\n  _component_: torchtune.models.llama3.llama3_8b\n"),
+    "Primus": ("a.yaml", "work_group: amd\nmodules:\n  pre_trainer:\n    overrides: {train_iters: 5, lr: 1.0e-5}\n"),
+    "Primus's": ("llama3_8B.yaml", "extends:\n  - llama3_base.yaml\nnum_layers: 32\nhidden_size: 4096\n"),
     "verl": ("a.yaml", "actor_rollout_ref:\n  model: {path: x}\n"),
     "Kubernetes": ("a.yaml", "apiVersion: v1\nkind: Job\n"),
     "a notebook": ("a.ipynb", '{"cells": [], "nbformat": 4}'),
@@ -337,7 +489,7 @@ def test_a_file_of_another_program_is_refused_by_name(
     (tmp_path / name).write_text(text)
     assert main([str(tmp_path / name)]) == 2
     said = capsys.readouterr()
-    assert program in said.err and not said.out and len(said.err) < 700
+    assert program.removesuffix("'s") in said.err and not said.out and len(said.err) < 700
 
 
 @pytest.mark.parametrize(

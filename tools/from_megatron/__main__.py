@@ -9,9 +9,12 @@ run: running it could start jobs, delete files or need another machine. What it 
 the output of commands) is not known: give it with --set, as in --set 1=/checkpoints --set SLURM_NNODES=8. Paths that
 stay unknown are left open; a number of the model's that stays unknown is an error, which says the command to type.
 
-Exit code 0: everything was translated or changes nothing here. 1: something is unsupported, unknown, left open or
-would be refused by a run; the recipe is complete apart from it. 2: nothing could be read, or the recipe would make
-another model, or train it otherwise, than the script does; --allow_partial writes that recipe all the same.
+Exit code 0: everything was translated, or changes nothing here.
+Exit code 1: a recipe that trains what the script trains. Its head lists what else it lacks: paths that are left open,
+ways to be faster or smaller that Triplane does not have, or what a run would refuse until it is mended.
+Exit code 2: no recipe. Something is missing or cannot be read; or a flag that the recipe would lack changes the model,
+the data or the schedule, or may do so since it is not known, as flags of forks are. --allow_partial writes the recipe
+without such flags all the same, with exit code 1; its head lists them.
 """
 
 import re
@@ -27,9 +30,10 @@ from parallel import command
 from parallel.errors import UserError, printable
 from parallel.flags import parse_flags
 from parallel.untrusted import read_text
-from tools.from_megatron.convert import Summary, convert_source
+from tools.from_megatron.convert import convert_source
 from tools.from_megatron.missing import typed_words
 from tools.from_megatron.sources import Source
+from tools.from_megatron.summary import refusal
 from training.config.recipe import escaped
 
 SHOWN = 1000
@@ -44,7 +48,8 @@ class FromMegatron:
     """A script's path, the text of a script or of a command line in quotes, or - for standard input."""
 
     set: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=VALUE")] = ()
-    """A variable that the script takes from outside; 1=VALUE is its first argument. Repeat for more."""
+    """A variable that the script takes from outside; 1=VALUE is its first argument, '$(command)=VALUE' what a command
+    prints, as the script has it. Repeat for more."""
 
     shape: str = ""
     """The model by name, as in --model.shape: for a YAML file that changes a recipe of Megatron-Bridge's."""
@@ -54,7 +59,7 @@ class FromMegatron:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: all is translated; 1: something is not; 2: bad input."""
+    """Exit code 0: all is translated; 1: something is not; 2: bad input, or another model."""
     given = sys.argv[1:] if argv is None else argv
     # A command line that begins with its first flag is one word here, not one of our flags.
     shielded = [f" {word}" if word.startswith("--") and len(word.split()) > 1 else word for word in given]
@@ -64,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         source = read(job.source, settings(job.set), job.shape)
         where = "" if source.path is None else f"{source.path}: "
         recipe, summary = convert_source(source, settings(job.set))
-        if summary.other_model and not job.allow_partial:
-            raise UserError(refusal(summary))
+        if (summary.other_model or summary.not_understood) and not job.allow_partial:
+            raise UserError(refusal(summary.other_model, summary.not_understood, source.typed))
     except UserError as error:
         said = "\n".join(map(cut, str(error).removeprefix(where).splitlines()))
         print(f"tools.from_megatron: {where}{said}", file=sys.stderr)
@@ -76,14 +81,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if summary.complete else 1
 
 
-def refusal(summary: Summary) -> str:
-    """Why there is no recipe."""
-    return (
-        "\n  - ".join(["a recipe would make another model, or train it otherwise:", *summary.other_model])
-        + "\nWith --allow_partial, it is written without these."
-    )
-
-
 def cut(text: str) -> str:
     """Not more of a script than a message needs."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} … {text[-SHOWN // 2 :]}"
@@ -91,12 +88,24 @@ def cut(text: str) -> str:
 
 def settings(given: Sequence[str]) -> dict[str, str]:
     """``NAME=VALUE`` texts as a mapping. Raises UserError for any other."""
-    pairs = [text.partition("=") for text in given]
+    pairs = [_substitution(text) or text.partition("=") for text in given]
     if wrong := [name for name, equals, _ in pairs if not equals or not name]:
         raise UserError(f'--set {wrong[0]}: expected NAME=VALUE, as in "--set SLURM_NNODES=8".')
-    if wrong := [name for name, _, _ in pairs if not re.fullmatch(r"[A-Za-z_][\w.]*|[1-9]\d{0,2}", name)]:
-        raise UserError(f"--set {wrong[0]}=...: expected the name of a variable, or the number of an argument from 1.")
+    if wrong := [name for name, _, _ in pairs if not re.fullmatch(r"[A-Za-z_][\w.]*|[1-9]\d{0,2}|[$`].*", name)]:
+        raise UserError(
+            f"--set {wrong[0]}=...: expected the name of a variable, the number of an argument from 1, or a command as "
+            "the script has it, in quotes: '$(command)=VALUE'."
+        )
     return {name: value for name, _, value in pairs}
+
+
+def _substitution(text: str) -> tuple[str, str, str] | None:
+    """``$(command)=VALUE`` as partition would have it: within the command, = may stand as well."""
+    if not text.startswith(("$(", "`")):
+        return None
+    ends = [found.end() - 1 for found in re.finditer(r"[)`]=", text)]
+    end = next((at for at in ends if text.count("(", 0, at) == text.count(")", 0, at)), None)
+    return None if end is None else (" ".join(text[:end].split()), "=", text[end + 1 :])
 
 
 def read(source: str, given: Mapping[str, str], shape: str = "") -> Source:

@@ -1,5 +1,6 @@
 """A Megatron-LM command's words as flags and their values, and what each turned out to be."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,11 +8,17 @@ from typing import Any
 
 from parallel.errors import UserError
 from tools.from_megatron.flags import Flag, known, nearest
-from tools.from_megatron.flags_unsupported import OTHER_MODELS
+from tools.from_megatron.flags_forks import HARMLESS, OTHER_MODELS
+from tools.from_megatron.spellings import respelled
 from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown, joined
 
 _DASHES = re.compile("[\u2010-\u2015\u2212]+-*(?=[a-zA-Z])")
 """What word processors and PDFs make of --."""
+MAY_STAY_OPEN = frozenset(
+    "data-path data-args-path tokenizer-model save load pretrained-checkpoint tensorboard-dir wandb-project"
+    " wandb-exp-name vocab-file merge-file tokenizer-name-or-path".split()
+)
+"""Flags of paths and names: the recipe is complete apart from them."""
 
 
 @dataclass(slots=True)
@@ -19,8 +26,14 @@ class Arguments:
     """What a command says. Names are without dashes; the last of several wins, as with Megatron-LM."""
 
     given: dict[str, list[ScriptWord]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What was read otherwise than it is written."""
+    irrelevant: list[str] = field(default_factory=list)
+    """Unknown flags that change nothing, by their names."""
     strays: list[str] = field(default_factory=list)
-    """Words that belong to no flag, and unknown flags with theirs; each a sentence."""
+    """What else is left out, and changes nothing that is trained; each a sentence."""
+    not_understood: list[str] = field(default_factory=list)
+    """Words that belong to no flag, and unknown flags: they may change what is trained; each a sentence."""
     other_model: list[str] = field(default_factory=list)
     """Unknown flags that are known to make another model, or to train it otherwise."""
     unknown_flags: list[Unknown] = field(default_factory=list)
@@ -122,16 +135,34 @@ def parse(words: Sequence[ScriptWord]) -> Arguments:
         else:
             count = 0 if equals else _count(flags[name], words[at:])
             single: ScriptWord = OpenText(value, word.unknowns) if isinstance(word, OpenText) else value
-            arguments.given[name] = [single] if equals else list(words[at : at + count])
+            values = [single] if equals else list(words[at : at + count])
             at += count
+            if further := _split_value(flags[name], words[at:]):
+                values, at = [_open_value([*values, *further])], at + len(further)
+            arguments.given[name] = values
+    arguments.given, arguments.notes, unread = respelled(arguments.given)
+    arguments.not_understood += unread
     return arguments
+
+
+def _split_value(flag: Flag, rest: Sequence[ScriptWord]) -> list[ScriptWord]:
+    """Words behind a path or a name that belong to it: the shell has split what is not quoted."""
+    if flag.name not in MAY_STAY_OPEN or flag.arity != "1":
+        return []
+    return list(itertools.takewhile(lambda word: isinstance(word, str) and not word.startswith("-"), rest))
+
+
+def _open_value(words: Sequence[ScriptWord]) -> OpenText:
+    """Such a path: "your model path" is to be filled in."""
+    unknowns = [unknown for word in words if isinstance(word, OpenText) for unknown in word.unknowns]
+    return OpenText(joined(words), (*unknowns, Unknown(f'"{joined(words)}"')))
 
 
 def _stray(arguments: Arguments, word: ScriptWord) -> None:
     if isinstance(word, OpenText) and word.text == word.unknowns[0].written:
         arguments.unknown_flags += [] if word.unknowns[0].by_branch else [word.unknowns[0]]
     elif not re.fullmatch(r"-\w", str(word)):
-        arguments.strays.append(f'"{word}" belongs to no flag (the shell splits what is not quoted at blanks).')
+        arguments.not_understood.append(f'"{word}" belongs to no flag (the shell splits what is not quoted at blanks).')
 
 
 def _unknown_flag(arguments: Arguments, name: str, written: str, hint: str) -> None:
@@ -139,9 +170,13 @@ def _unknown_flag(arguments: Arguments, name: str, written: str, hint: str) -> N
         if re.search(pattern, name):
             arguments.other_model.append(f"{written}: {what}")
             return
+    for pattern, what in HARMLESS.items():
+        if re.search(pattern, name):
+            arguments.irrelevant.append(f"{written}: {what}")
+            return
     if re.match(r"deepspeed|ds-|zero-|no-pipeline-parallel", name):
         hint = " It is DeepSpeed's; what shards here is parallel.use_distributed_optimizer and its like."
-    arguments.strays.append(f"{written} is no flag of Megatron-LM 0.19.2.{hint}")
+    arguments.not_understood.append(f"{written} is no flag of Megatron-LM 0.19.2.{hint}")
 
 
 def _count(flag: Flag, rest: Sequence[ScriptWord]) -> int:

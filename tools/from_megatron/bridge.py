@@ -5,8 +5,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.from_megatron import bridge_rules
+from tools.from_megatron.bridge_fields import target_of
 from tools.from_megatron.bridge_flags import BridgeFlags, add_field
 from tools.from_megatron.yaml_text import YamlText, YamlValue, plain
 
@@ -40,8 +42,11 @@ def is_bridge(value: YamlValue, shape: str = "") -> bool:
     )
 
 
-def flags_of(value: YamlValue, given: Mapping[str, str]) -> BridgeFlags:
-    """Its fields as flags. given: what --set says. Raises UserError for values that are to be filled in."""
+def flags_of(value: YamlValue, given: Mapping[str, str], base: GPTShape | None = None) -> BridgeFlags:
+    """Its fields as flags. given: what --set says. base: the model that it changes, where it does not say its own.
+
+    Raises UserError for values that are to be filled in.
+    """
     assert isinstance(value, dict)
     if unfilled := list(_unfilled(value, "")):
         raise UserError("\n  - ".join(["values that are to be filled in; write them in their places:", *unfilled]))
@@ -53,6 +58,8 @@ def flags_of(value: YamlValue, given: Mapping[str, str]) -> BridgeFlags:
     merged: dict[str, Any] = {}
     for section in sections.values():
         merged |= {name: each for name, each in section.items() if each is not None}
+    found.has_model = "num_layers" in merged and "hidden_size" in merged
+    found.base = None if found.has_model else base
     bridge_rules.precision(found, config, merged)
     for section, fields in sections.items():
         for name, each in fields.items():
@@ -62,7 +69,6 @@ def flags_of(value: YamlValue, given: Mapping[str, str]) -> BridgeFlags:
     bridge_rules.model(found, sections, merged)
     bridge_rules.data(found, sections, merged)
     bridge_rules.profiling(found, config.get("profiling"))
-    found.has_model = "num_layers" in merged and "hidden_size" in merged
     return found
 
 
@@ -82,5 +88,43 @@ def _beside_sections(found: BridgeFlags, config: Mapping[str, Any], sections: Ma
         if name in (*sections, *_PASSED_OVER, "mixed_precision") or name.startswith("_"):
             continue
         add_field(found, "", name, each)
+    provider = target_of(config.get("optimizer_config_override_provider")).rpartition(".")[2]
+    if provider not in ("", "OptimizerConfigOverrideProvider"):
+        found.not_understood.append(f"optimizer_config_override_provider: {provider} may train some weights otherwise.")
     if isinstance(config.get("peft"), dict):
         found.other_model.append("peft: low-rank adapters (LoRA) are trained, not the model.")
+
+
+def of_shape(shape: GPTShape, flags: BridgeFlags) -> dict[str, list[str]]:
+    """Flags of the named shape that the rules need beside those given: sizes, and what others mean something with."""
+    given = {str(word) for word in flags.words}
+    length = "--train-samples" if any(flag.endswith("-samples") for flag in given) else "--train-iters"
+    found: dict[str, list[str]] = {
+        "--num-layers": [str(shape.num_layers)], "--hidden-size": [str(shape.hidden_size)],
+        "--num-attention-heads": [str(shape.num_attention_heads)],
+        "--seq-length": [str(shape.max_position_embeddings)],
+        "--max-position-embeddings": [str(shape.max_position_embeddings)],
+    }  # fmt: skip
+    if not given & {"--train-iters", "--train-samples"}:
+        found[length] = [str(10**9)]
+    if not given & {"--bf16", "--fp16"}:
+        found["--bf16"] = []
+    activations = {"--swiglu", "--squared-relu", "--quick-geglu"}
+    switches = {
+        "--disable-bias-linear": not shape.add_bias_linear,
+        "--swiglu": shape.activation == "swiglu" and not given & activations,
+        "--multi-latent-attention": shape.multi_latent_attention,
+        "--use-rope-scaling": shape.rope_scaling == "llama3" and not shape.multi_latent_attention,
+    }  # fmt: skip
+    values = {
+        "--num-experts": shape.num_moe_experts, "--mtp-num-layers": shape.mtp_num_layers,
+        "--hybrid-layer-pattern": shape.hybrid_layer_pattern,
+    }  # fmt: skip
+    found |= {flag: [] for flag, on in switches.items() if on}
+    found |= {flag: [str(value)] for flag, value in values.items() if value}
+    if shape.num_moe_experts and shape.moe_router_load_balancing_type != "none":
+        found["--moe-router-load-balancing-type"] = [shape.moe_router_load_balancing_type]
+    if shape.linear_attention_freq != "0" and not shape.hybrid_layer_pattern:
+        found["--experimental-attention-variant"] = ["gated_delta_net"]
+        found["--linear-attention-freq"] = [shape.linear_attention_freq]
+    return {flag: words for flag, words in found.items() if flag not in given}

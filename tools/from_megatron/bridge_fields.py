@@ -28,6 +28,12 @@ _RENAMED = {
     "ddp-reduce-scatter-with-fp32-accumulation", "pad_buckets_for_high_nccl_busbw":
     "ddp-pad-buckets-for-high-nccl-busbw",
 }  # fmt: skip
+OWN_FIELDS = {
+    "softmax_scale": "model.softmax_scale",
+    "attn_logit_softcapping": "model.attn_logit_softcapping",
+    "final_logit_softcapping": "model.final_logit_softcapping",
+}
+"""Fields of the model that the recipe has and Megatron-LM has no flag for."""
 UNLESS = {
     "add_bias_linear": "disable-bias-linear", "masked_softmax_fusion": "no-masked-softmax-fusion",
     "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
@@ -38,6 +44,10 @@ UNLESS = {
     "overlap_p2p_comm": "no-overlap-p2p-communication",
 }  # fmt: skip
 """Fields whose flag says that they are false."""
+NOT_TRAINED = frozenset(
+    "model language_model checkpoint ddp dist logger validation comm_overlap profiling model_parallel".split()
+)
+"""Sections whose fields change how it runs, and not what is trained; of the model's, ``is_of_the_model`` says which."""
 _NEUTRAL = frozenset(
     # derived from others, or set by the program
     "lr_warmup_steps lr_decay_steps wd_incr_steps wsd_decay_steps data_parallel_size sequence_parallel_size"

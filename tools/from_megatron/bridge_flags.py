@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from models.shapes import GPTShape
 from tools.from_megatron import bridge_fields
 from tools.from_megatron.bridge_fields import shown, target_of
 from tools.from_megatron.flags import Flag
@@ -20,8 +21,16 @@ class BridgeFlags:
 
     words: list[ScriptWord] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
-    """Fields that no flag means, with their values."""
+    """Fields that no flag means, with their values, which change nothing that is trained."""
     other_model: list[str] = field(default_factory=list)
+    not_understood: list[str] = field(default_factory=list)
+    """Such fields that may change the data, a schedule or the model."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the recipe that no flag means, by their dotted names."""
+    off: set[str] = field(default_factory=set)
+    """Flags that fields say are not to be given."""
+    base: GPTShape | None = None
+    """The model that it changes, where it does not say its own."""
     has_model: bool = False
     """Whether it says the model; otherwise it overrides a recipe, which is a Python function."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -59,6 +68,11 @@ def add_field(found: BridgeFlags, section: str, name: str, value: Any) -> None:
     if name in bridge_fields.UNLESS:
         if value is False:
             found.add(bridge_fields.UNLESS[name])
+        elif value is True:
+            found.off.add(bridge_fields.UNLESS[name])
+        return
+    if section == "model" and name in bridge_fields.OWN_FIELDS and isinstance(value, int | float):
+        found.fields[bridge_fields.OWN_FIELDS[name]] = float(value)
         return
     flag = bridge_fields.flag_of(name)
     if flag is not None and _flag(found, flag, value):
@@ -71,6 +85,8 @@ def add_field(found: BridgeFlags, section: str, name: str, value: Any) -> None:
             found.other_model.append(f"{said}, and the model may depend on it.")
         elif name == "decoupled_weight_decay":
             found.other_model.append("optimizer.decoupled_weight_decay: Adam, whose weight decay is in its gradients.")
+        elif section not in bridge_fields.NOT_TRAINED:
+            found.not_understood.append(f"{said}, and what is trained may depend on it.")
         else:
             found.strays.append(f"{said}.")
 
@@ -80,6 +96,8 @@ def _flag(found: BridgeFlags, flag: Flag, value: Any) -> bool:
     if value is False or (value is True and flag.arity == "0"):
         if value:
             found.add(flag.name)
+        elif flag.arity == "0":
+            found.off.add(flag.name)
         return True
     if isinstance(value, list):
         if any(isinstance(each, list | dict) for each in value) or flag.arity == "0":

@@ -35,6 +35,10 @@ _GPT = re.compile(
 _DATASETS = ("", "GPTDatasetConfig", "MockGPTDatasetConfig")
 
 
+_OWN_NAMES = {"swiglu": "silu", "geglu": "gelu", "quick_geglu": "quick_gelu", "gelu_exact": "gelu"}
+"""The function within an activation of the recipe's."""
+
+
 def precision(found: BridgeFlags, config: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
     given = config.get("mixed_precision")
     fields = given if isinstance(given, dict) else {}
@@ -51,7 +55,7 @@ def precision(found: BridgeFlags, config: Mapping[str, Any], merged: Mapping[str
     if recipe in _PRECISIONS:
         found.words += _PRECISIONS[recipe].split()
     elif name and recipe not in ("bf16", "fp16", "fp32"):
-        found.strays.append(f"mixed_precision = {given}: no recipe of numbers that is known here.")
+        found.not_understood.append(f"mixed_precision = {given}: no recipe of numbers that is known here.")
     fp8 = fields.get("fp8")
     for key, each in fields.items():
         if (
@@ -63,7 +67,7 @@ def precision(found: BridgeFlags, config: Mapping[str, Any], merged: Mapping[str
             continue
         add_field(found, "mixed_precision", key, each)
     exact = fields.get("grad_reduce_in_fp32", merged.get("grad_reduce_in_fp32"))
-    if bf16 and exact is False:
+    if exact is False and (bf16 or (found.base is not None and not fp16)):
         found.add("grad-reduce-in-bf16")
     elif fp16 and exact is True:
         found.add("accumulate-allreduce-grads-in-fp32")
@@ -84,31 +88,14 @@ def model(found: BridgeFlags, sections: Mapping[str, Any], merged: Mapping[str, 
     built_by = target_of(model).rpartition(".")[2]
     if built_by and not _GPT.fullmatch(built_by):
         found.other_model.append(f"model._target_ = {built_by}: a class that may build layers of its own.")
-    function = model.get("activation_func")
-    target = target_of(function) or str(function or "")
-    activation = target.rpartition(".")[2]
-    gated = bool(model.get("gated_linear_unit")) or activation == "swiglu"
-    if gated and activation in ("silu", "swiglu", ""):
-        found.add("swiglu")
-    elif activation in ("squared_relu", "squaredrelu") and not gated:
-        found.add("squared-relu")
-    elif activation == "quick_gelu" and gated:
-        found.add("quick-geglu")
-    elif gated or activation not in ("gelu", ""):
-        found.other_model.append(
-            f"model.activation_func = {target}{' (gated)' * gated}: expected silu (gated), quick_gelu (gated), "
-            "squared_relu or gelu. Set model.activation of the recipe to one of "
-            f"{', '.join(typing.get_args(ActivationName))}."
-        )
-    if model.get("bias_activation_fusion") is False:
-        found.add("no-bias-swiglu-fusion" if gated else "no-bias-gelu-fusion")
+    _activation(found, model)
     groups, heads = model.get("num_query_groups"), model.get("num_attention_heads")
-    if groups is not None and groups != heads:
+    if groups is not None and (groups != heads or found.base is not None):
         found.add("group-query-attention")
         found.add("num-query-groups", groups)
     dataset = sections.get("dataset", {})
     length = dataset.get("seq_length", dataset.get("sequence_length"))
-    positions = model.get("max_position_embeddings", model.get("seq_length"))
+    positions = model.get("max_position_embeddings", None if found.base is not None else model.get("seq_length"))
     if (length := length if length is not None else model.get("seq_length")) is not None:
         found.add("seq-length", length)
     if positions is not None:
@@ -123,12 +110,56 @@ def model(found: BridgeFlags, sections: Mapping[str, Any], merged: Mapping[str, 
         found.add("vocab-size", own)
     if (window := model.get("window_size")) is not None:
         found.add("window-size", ",".join(map(str, window)) if isinstance(window, list) else window)
-    if (freq := model.get("moe_layer_freq")) is not None and model.get("num_moe_experts"):
+    experts = model.get("num_moe_experts") or (found.base is not None and found.base.num_moe_experts)
+    if (freq := model.get("moe_layer_freq")) is not None and experts:
         found.add("moe-layer-freq", str(freq))
     if layout := model.get("pipeline_model_parallel_layout"):
         found.add("pipeline-model-parallel-layout", _layout(layout))
     if merged.get("use_distributed_optimizer"):
         found.add("use-distributed-optimizer")
+    elif merged.get("use_distributed_optimizer") is False:
+        found.off.add("use-distributed-optimizer")
+
+
+def _activation(found: BridgeFlags, model: Mapping[str, Any]) -> None:
+    """Of a recipe that is changed, what is not given is the named model's."""
+    function = model.get("activation_func")
+    target = target_of(function) or str(function or "")
+    activation, unit, base = target.rpartition(".")[2], model.get("gated_linear_unit"), found.base
+    if base is not None and not activation and unit is None:
+        if model.get("bias_activation_fusion") is False:
+            found.add("no-bias-swiglu-fusion" if base.gated else "no-bias-gelu-fusion")
+        return
+    if base is not None and not activation:
+        activation = _OWN_NAMES.get(base.activation, base.activation)
+    gated = (base.gated if unit is None and base is not None else bool(unit)) or activation == "swiglu"
+    if base is not None and activation == "gelu" and not gated and not base.activation.startswith("gelu"):
+        found.not_understood.append(
+            'model.activation_func = gelu: set model.activation = "gelu_exact" (by erf) or "gelu".'
+        )
+    elif gated and activation in ("silu", "swiglu", ""):
+        found.add("swiglu")
+    elif activation in ("squared_relu", "squaredrelu") and not gated:
+        found.add("squared-relu")
+    elif activation == "quick_gelu" and gated:
+        found.add("quick-geglu")
+    elif activation in ("fast_gelu", "gelu") and gated and (activation == "fast_gelu" or _fused(model)):
+        found.fields["model.activation"] = "geglu"
+    elif activation == "fast_gelu" or activation.lower() == "xielu":
+        found.fields["model.activation"] = "gelu" if activation == "fast_gelu" else "xielu"
+    elif gated or activation not in ("gelu", ""):
+        found.other_model.append(
+            f"model.activation_func = {target or activation}{' (gated)' * gated}: expected silu (gated), quick_gelu "
+            "(gated), fast_gelu, squared_relu, xielu or gelu. Set model.activation of the recipe to one of "
+            f"{', '.join(typing.get_args(ActivationName))}."
+        )
+    if model.get("bias_activation_fusion") is False:
+        found.add("no-bias-swiglu-fusion" if gated else "no-bias-gelu-fusion")
+
+
+def _fused(model: Mapping[str, Any]) -> bool:
+    """Whether megatron-core's fused kernel computes GELU, by the tanh approximation whatever function is named."""
+    return bool(model.get("bias_activation_fusion"))
 
 
 def _layout(layout: Any) -> str:

@@ -12,7 +12,9 @@ from tools.from_megatron import recipe_text, summary
 from tools.from_megatron.arguments import Arguments, parse
 from tools.from_megatron.draft import Draft
 from tools.from_megatron.missing import choices, refuse_missing
+from tools.from_megatron.overrides import keep_changes
 from tools.from_megatron.ranks import rank_unknowns, ranks
+from tools.from_megatron.rules_vocabulary import refuse_unknown
 from tools.from_megatron.shell.starting import Launch
 from tools.from_megatron.sources import Source, SourceReading, read_source
 from tools.from_megatron.translate import other_models, translated
@@ -24,7 +26,7 @@ _OTHER_PROGRAMS = {
     "vision": "a vision model", "vlm": "a vision-language model", "mimo": "a multimodal model",
     "multimodal": "a multimodal model", "mamba": "a hybrid, whose --hybrid-layer-pattern is missing",
     "hybrid": "a hybrid, whose --hybrid-layer-pattern is missing", "realm": "a retrieval model",
-    "dino": "a vision model",
+    "dino": "a vision model", "llava": "a vision-language model", "vl": "a vision-language model", "rwkv": "an RWKV",
     "inpaint": "a vision model", "classification": "a vision model", "train_rl.py": "by reinforcement learning",
     "finetune": "on instructions", "sft": "on instructions",
 }  # fmt: skip
@@ -41,6 +43,8 @@ class Summary:
     """Whether everything was translated or changes nothing here, and a run would start."""
     other_model: list[str] = field(default_factory=list)
     """Why the recipe makes another model, or trains it otherwise."""
+    not_understood: list[str] = field(default_factory=list)
+    """Why it may do so."""
 
 
 def convert(text: str, origin: str, given: Mapping[str, str]) -> tuple[str, Summary]:
@@ -60,36 +64,49 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     further = choices(arguments, reading.script.other_starts)
     further |= {unknown: ["global-batch-size"] for unknown in (rank_unknowns(launch) if by_ranks else ())}
     refuse_missing(arguments, source.typed, further)
-    draft = _translated(arguments, world)
+    draft = _translated(arguments, world, overrides=bool(reading.shape))
     if reading.shape:
-        _keep_changes(draft, reading)
+        keep_changes(draft, reading)
+    for name, value in reading.fields.items():
+        draft.put(name, value, "as the file has it")
     _note_reading(draft, reading)
     origin = source.origin
     if draft.world is not None:
         origin += f" Launched on {draft.world:,} ranks: plan with --dry_run --world_size {draft.world}."
     problems = check(draft)
     blocks = summary.blocks(draft, problems, source.typed)
-    incomplete = problems or arguments.strays or draft.unsupported or draft.open or draft.other_model
-    return recipe_text.toml(draft, origin, blocks), Summary(blocks, not incomplete, draft.other_model)
+    incomplete = problems or arguments.strays or draft.unsupported or draft.open
+    complete = not (incomplete or draft.other_model or draft.not_understood)
+    return recipe_text.toml(draft, origin, blocks), Summary(blocks, complete, draft.other_model, draft.not_understood)
 
 
-def _translated(arguments: Arguments, world: int | None) -> Draft:
-    """A draft. What another model lacks of this one's flags is not worth a message: that it is another one is."""
+def _translated(arguments: Arguments, world: int | None, overrides: bool) -> Draft:
+    """A draft. What another model lacks of this one's flags is not worth a message: that it is another one is.
+
+    overrides: as ``Draft`` has it.
+    """
     try:
-        return translated(arguments, world)
+        draft = translated(arguments, world, overrides)
+        if not overrides:
+            refuse_unknown(draft)
+        return draft
     except UserError as error:
         others = [*arguments.other_model, *other_models(arguments)]
-        if not others:
+        if others:
+            said = ["it trains another model, or otherwise than Triplane does:", *others]
+        elif arguments.not_understood:
+            said = [f"{error}\n{summary.NOT_UNDERSTOOD}:", *arguments.not_understood]
+        else:
             raise
-        raise UserError(
-            "\n  - ".join(["it trains another model, or otherwise than Triplane does:", *others])
-        ) from error
+        raise UserError("\n  - ".join(said)) from error
 
 
 def _note_reading(draft: Draft, reading: SourceReading) -> None:
     launch, script = reading.launch, reading.script
     draft.arguments.strays += reading.strays
     draft.other_model += reading.other_model
+    draft.not_understood += reading.not_understood
+    draft.open += reading.open
     draft.notes += reading.notes
     draft.unsupported += _not_followed(reading)
     summary.note_answers(draft, script.answers, launch)
@@ -110,22 +127,6 @@ def _not_followed(reading: SourceReading) -> list[str]:
     return others + [
         f"line {launch.line}: a further command that starts Megatron-LM." for launch in reading.script.launches[1:]
     ]
-
-
-def _keep_changes(draft: Draft, reading: SourceReading) -> None:
-    """Of a recipe that changes a named shape, only what is given: what else the other recipe says is not known."""
-    given = {str(word) for word in reading.launch.flags if str(word).startswith("--")} - reading.filled_in
-    draft.values = {name: value for name, value in draft.values.items() if draft.sources[name] in given}
-    draft.put("model.shape", reading.shape, "--shape")
-    draft.unsupported = [line for line in draft.unsupported if not line.startswith("no --")]
-    for name, flag in (("data.paths", "--data-path"), ("data.tokenizer", "--tokenizer-type")):
-        if any(line.startswith(f"no {flag}:") for line in draft.notes):
-            draft.notes = [line for line in draft.notes if not line.startswith(f"no {flag}:")]
-            draft.open.append(f"{name}: this file does not say it; the recipe that it changes does.")
-    draft.notes.append(
-        "what this file does not say is Triplane's default, and not that of the recipe which it changes: compare the "
-        "learning rate, the batch and the schedule with it."
-    )
 
 
 def find(text: str, given: Mapping[str, str]) -> tuple[Launch, list[str]]:

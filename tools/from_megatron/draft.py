@@ -13,6 +13,12 @@ from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown, joined
 from training.config.recipe import names
 
 DEFAULT = "Megatron-LM's default"
+_TRAINED = ("model.", "data.", "optimizer.", "train.")
+"""Sections that say what is trained, and not how fast."""
+
+
+_SAME_WORDS = {("lr-wsd-decay-style", "1-sqrt"): "minus_sqrt"}
+"""Words of forks for what Megatron-LM and Triplane call otherwise, by flag."""
 
 
 @dataclass(slots=True)
@@ -32,6 +38,10 @@ class Draft:
     unsupported: list[str] = field(default_factory=list)
     other_model: list[str] = field(default_factory=list)
     """What is not translated, and without which it is another model or another training."""
+    not_understood: list[str] = field(default_factory=list)
+    """What changes the model, the data or a schedule, and is not understood."""
+    overrides: bool = False
+    """Whether it changes another recipe, which says what is missing here."""
     open: list[str] = field(default_factory=list)
     """Values that hold what the script does not set."""
     wanted: list[Unknown] = field(default_factory=list)
@@ -61,7 +71,8 @@ class Draft:
     def convert(self, flag: str, text: str, expected: Any, name: str = "") -> Any:
         """The text as a field's type; None, and a line that says so, where it is a word that we do not know.
 
-        name: of the field; one of the model's makes another model. Raises UserError for what is not a number.
+        name: of the field; one of _TRAINED's makes another model or training. Raises UserError for what is not a
+        number.
         """
         choices = typing.get_args(expected) if typing.get_origin(expected) in (types.UnionType, typing.Union) else ()
         for choice in (choice for choice in choices or (expected,) if choice is not types.NoneType):
@@ -70,9 +81,10 @@ class Draft:
             if fits(text, choice):
                 return text
             words = typing.get_args(choice) if typing.get_origin(choice) is typing.Literal else ()
-            if same := [word for word in words if isinstance(word, str) and word.lower() == text.lower()]:
+            text = _SAME_WORDS.get((flag, text.lower()), text)
+            if same := [word for word in words if isinstance(word, str) and _spelled(word) == _spelled(text)]:
                 return same[0]  # forks spell it otherwise: rmsnorm
-        lines = self.other_model if name.startswith("model.") else self.unsupported
+        lines = self.other_model if name.startswith(_TRAINED) else self.unsupported
         lines.append(f"--{flag} {text}: Triplane knows {type_name(expected)}.")
         return None
 
@@ -89,6 +101,10 @@ class Draft:
         unknowns = [each for word in words if isinstance(word, OpenText) for each in word.unknowns]
         self.open.append(f"{what}: --{flag} {joined(words)}, and {said(unknowns)}.")
         self.wanted += unknowns
+
+
+def _spelled(word: str) -> str:
+    return word.lower().replace("_", "-")
 
 
 def said(unknowns: Sequence[Unknown]) -> str:

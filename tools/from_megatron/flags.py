@@ -1,4 +1,4 @@
-"""Every flag of Megatron-LM: how many values it takes, and what becomes of it.
+"""Every flag of Megatron-LM, and those of its forks that are known: how many values, and what becomes of it.
 
 Tables write a flag as ``name``, ``name=1`` (values: a number, ``+`` one or more, ``*`` any) or ``name=1|word``: the
 one value with which it changes nothing, while any other is not supported.
@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from tools.from_megatron import flags_forks as forks
 from tools.from_megatron import flags_translated as translated
 from tools.from_megatron.flags_irrelevant import IRRELEVANT
 from tools.from_megatron.flags_unsupported import OTHER_MODEL, UNSUPPORTED
+
+type Fate = Literal["translated", "irrelevant", "unsupported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +25,15 @@ class Flag:
     name: str
     arity: str
     """"0", "1", "3", "+" or "*"."""
-    fate: Literal["translated", "irrelevant", "unsupported"]
+    fate: Fate
     reason: str = ""
     """Why it is irrelevant; or what it does and what to use instead."""
     harmless: str | None = None
     """The one value with which it changes nothing."""
     other_model: bool = False
     """Whether it is another model, or another training, without it."""
+    fork: bool = False
+    """Whether it is a fork's, or an older version's."""
 
 
 @functools.cache
@@ -44,7 +49,8 @@ def known() -> dict[str, Flag]:
 
 def nearest(name: str, flags: dict[str, Flag]) -> str:
     """``" Did you mean --x?"``, or nothing where no flag is near."""
-    near = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
+    own = [each.name for each in flags.values() if not each.fork]
+    near = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
     return f" Did you mean --{near[0]}?" if near else ""
 
 
@@ -63,17 +69,26 @@ def _all() -> Iterator[Flag]:
         yield Flag(name, "0", "translated")
     for entry in (*translated.MEGATRON_FIELDS, *translated.RULES.split()):
         yield _flag(entry, "translated", "")
-    for reason, entries in IRRELEVANT.items():
-        yield from (_flag(entry, "irrelevant", reason) for entry in entries.split())
-    for reason, entries in UNSUPPORTED.items():
-        yield from (_flag(entry, "unsupported", reason) for entry in entries.split())
-    for reason, entries in OTHER_MODEL.items():
-        yield from (_flag(entry, "unsupported", reason, other_model=True) for entry in entries.split())
+    for name in forks.RENAMED:
+        yield Flag(name, "1", "translated", fork=True)
+    for name in forks.FIELDS_OF_FORKS:
+        yield Flag(name, "1", "translated", fork=True)
+    own = (*forks.RESPELLED.split(), *forks.RULES_OF_FORKS.split())
+    yield from (_flag(entry, "translated", "", fork=True) for entry in own)
+    yield from _entries(IRRELEVANT, "irrelevant")
+    yield from _entries(UNSUPPORTED, "unsupported")
+    yield from _entries(OTHER_MODEL, "unsupported", other_model=True)
+    yield from _entries(forks.IRRELEVANT_OF_FORKS, "irrelevant", fork=True)
+    yield from _entries(forks.UNSUPPORTED_OF_FORKS, "unsupported", fork=True)
+    yield from _entries(forks.OTHER_MODEL_OF_FORKS, "unsupported", other_model=True, fork=True)
 
 
-def _flag(
-    entry: str, fate: Literal["translated", "irrelevant", "unsupported"], reason: str, other_model: bool = False
-) -> Flag:
+def _entries(table: dict[str, str], fate: Fate, other_model: bool = False, fork: bool = False) -> Iterator[Flag]:
+    for reason, entries in table.items():
+        yield from (_flag(entry, fate, reason, other_model, fork) for entry in entries.split())
+
+
+def _flag(entry: str, fate: Fate, reason: str, other_model: bool = False, fork: bool = False) -> Flag:
     written, _, harmless = entry.partition("|")
     name, _, arity = written.partition("=")
-    return Flag(name, arity or "0", fate, reason, harmless or None, other_model)
+    return Flag(name, arity or "0", fate, reason, harmless or None, other_model, fork)

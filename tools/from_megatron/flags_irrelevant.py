@@ -83,10 +83,10 @@ IRRELEVANT: dict[str, str] = {
         check-for-spiky-loss check-for-large-grads no-check-for-nan-in-loss-and-grad
     """,
     "Triplane logs what it logs: loss, norms, rates, memory, expert load, always": """
-        log-params-norm log-throughput log-progress timing-log-level=1 timing-log-option=1 tensorboard-log-interval=1
+        log-throughput log-progress timing-log-level=1 timing-log-option=1 tensorboard-log-interval=1
         tensorboard-queue-size=1 log-timers-to-tensorboard no-log-loss-scale-to-tensorboard
         disable-log-loss-scale-to-tensorboard log-validation-ppl-to-tensorboard log-memory-to-tensorboard
-        log-memory-interval=1 log-device-memory-used log-num-zeros-in-grad log-max-attention-logit
+        log-memory-interval=1 log-device-memory-used log-max-attention-logit
         no-barrier-with-level-1-timing log-world-size-to-tensorboard wandb-save-dir=1 logging-level=1 log-energy
         log-batch-size-to-tensorboard no-log-learnig-rate-to-tensorboard moe-per-layer-logging no-one-logger
         enable-one-logger one-logger-project=1 one-logger-run-name=1 one-logger-async one-logger-entity=1

@@ -41,6 +41,7 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "min-offloaded-tensor-size": ("train.min_offloaded_tensor_size", 1024 * 1024),
     "activation-offload-fraction": ("train.activation_offload_fraction", 1.0),
     "delta-offload-bytes-across-pp-ranks": ("train.delta_offload_bytes_across_pp_ranks", 0),
+    "lr-warmup-init": ("optimizer.lr_warmup_init", None),
     "lr-decay-style": ("optimizer.lr_decay_style", "linear"),
     "lr-wsd-decay-style": ("optimizer.lr_wsd_decay_style", "exponential"),
     "weight-decay": ("optimizer.weight_decay", 0.01),
@@ -138,6 +139,8 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "use-precision-aware-optimizer": ("optimizer.use_precision_aware_optimizer", True),
     "optimizer-cpu-offload": ("optimizer.optimizer_cpu_offload", True),
     "overlap-cpu-optimizer-d2h-h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d", True),
+    "log-params-norm": ("log.log_params_norm", True),
+    "log-num-zeros-in-grad": ("log.log_num_zeros_in_grad", True),
     "deterministic-mode": ("train.deterministic_mode", True),
     "fine-grained-activation-offloading": ("train.fine_grained_activation_offloading", True),
 }
@@ -207,7 +210,8 @@ RULES = """
     lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
     recompute-activations recompute-granularity=1 recompute-modules=+ offload-modules=+ manual-gc manual-gc-interval=1
     attention-backend=1 cuda-graph-impl=1
-    data-path=* mock-data split=1 tokenizer-type=1 tokenizer-model=1 reset-position-ids reset-attention-mask
+    data-path=* data-args-path=1 mock-data split=1 tokenizer-type=1 tokenizer-model=1
+    reset-position-ids reset-attention-mask
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng
     save-retain-interval=1
     override-opt_param-scheduler override-opt-param-scheduler

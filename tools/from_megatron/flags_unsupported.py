@@ -6,8 +6,11 @@ Written as in ``flags``; a flag with the value behind its | is irrelevant.
 OTHER_MODEL: dict[str, str] = {
     "another architecture, which Triplane has no layers for": """
         encoder-pipeline-model-parallel-size=1 encoder-tensor-model-parallel-size=1 pipeline-model-parallel-split-rank=1
-        decoder-num-layers=1 hybrid-attention-ratio=1 hybrid-mlp-ratio=1 mtp-hybrid-override-pattern=1
+        decoder-num-layers=1 mtp-hybrid-override-pattern=1
         heterogeneous-layers-config-path=1 heterogeneous-layers-config-encoded-json=1
+    """,
+    "Megatron-LM makes a pattern of it, which its log has: give that one by --hybrid-layer-pattern": """
+        hybrid-attention-ratio=1|0 hybrid-mlp-ratio=1|0
     """,
     "layers from Python code of your own: describe the model by flags, or change models/": """
         spec=*
@@ -35,26 +38,6 @@ OTHER_MODEL: dict[str, str] = {
     "another model than a GPT": """
         vision-pretraining retro-add-retriever
     """,
-}
-"""Without them it is another model, or another training: refused unless --allow_partial."""
-
-OTHER_MODELS: dict[str, str] = {
-    r"alibi": "biases of attention by distance (ALiBi), which Triplane's layers do not have.",
-    r"ademamix": "settings of the optimizer AdEMAMix; optimizer.optimizer takes a class of yours.",
-    r"(^|-)(lion|sophia|shampoo|soap|muon|adafactor|schedule-?free)(-|$)":
-        "another optimizer than AdamW: optimizer.optimizer takes a class of yours.",
-    r"xielu": 'the activation xIELU: leave it out, and set model.activation = "xielu" in the recipe.',
-    r"goldfish": "the goldfish loss, which leaves tokens out of the loss.",
-    r"(^|-)(mamba|rwkv|retnet|hyena|gated-delta|linear-attention|mamba2|kda|moba|nsa)(-|$)":
-        "layers of another architecture.",
-    r"(^|-)(vision|image|images|pixel|tile|tiles|tiling|video|audio|speech|multimodal|language-model-type)(-|$)":
-        "inputs beside text.",
-    r"(^|-)(z-?loss|label-smoothing)(-|$)":
-        "another loss than cross entropy on next tokens: train.loss takes a function of yours.",
-}  # fmt: skip
-"""Flags of forks of Megatron-LM that do so: a pattern of their names -> what they mean."""
-
-UNSUPPORTED: dict[str, str] = {
     "settings of layers that Triplane does not have": """
         mamba-training-ssm-states-dtype=1 dsa-indexer-n-heads=1 dsa-indexer-head-dim=1 dsa-indexer-topk=1
         dsa-indexer-topk-freq=1 dsa-indexer-skip-topk-offset=1 dsa-indexer-loss-coeff=1 dsa-indexer-use-sparse-loss
@@ -65,30 +48,13 @@ UNSUPPORTED: dict[str, str] = {
         mup-width-mult=1 mup-base-hidden-size=1 mup-embedding-mult=1 mup-output-mult=1 mup-base-head-dim=1
         mup-attn-scale-power=1
     """,
-    "deprecated by Megatron-LM itself, which refuses it; use its replacement": """
-        batch-size=1 warmup=1 model-parallel-size=1 checkpoint-activations checkpoint-num-layers=1
-        distribute-checkpointed-activations moe-extended-tp moe-token-dropping use-checkpoint-lr-scheduler
-        standalone-embedding-stage use-legacy-models kitchen-config-file=1 kitchen-recipe-number=1
-    """,
     "how weights are drawn; Triplane draws them from a normal distribution with init_method_std": """
         embedding-init-method-std=1 init-method-xavier-uniform data-parallel-random-init
-    """,
-    "another rounding than Triplane's, or fewer bits": """
-        fp16-lm-cross-entropy output-logit-dtype=1|fp32 disable-bf16-reduced-precision-matmul
     """,
     "settings of another optimizer than AdamW": """
         sgd-momentum=1 muon-momentum=1 muon-no-split-qkv muon-nesterov muon-scale-mode=1 muon-fp32-matmul-prec=1
         muon-coefficient-type=1 muon-num-ns-steps=1 muon-tp-mode=1 muon-extra-scale-factor=1 muon-scalar-optimizer=1
         muon-use-nesterov muon-use-syrk lion-beta1=1 lion-beta2=1
-    """,
-    "the format in which gradients are added up: set precision.grad_reduce_in_fp32 = false for bf16": """
-        main-grads-dtype=1|fp32
-    """,
-    "how the optimizer runs: in a CUDA graph, or torch's on a GPU, or with memory that is not pinned": """
-        optimizer-cuda-graph use-torch-optimizer-for-cpu-offload no-pin-cpu-grads no-pin-cpu-params
-    """,
-    "Triplane's warm-up begins at a learning rate of 0": """
-        lr-warmup-init=1|0
     """,
     "which weights decay: Triplane's norms and biases do not, all others do": """
         apply-wd-to-qk-layernorm no-weight-decay-cond-type=1
@@ -102,17 +68,82 @@ UNSUPPORTED: dict[str, str] = {
     "further ids beside the tokenizer's, for other models than a GPT": """
         vocab-extra-ids=1|0
     """,
-    "another group than the data ranks for SHARP, or another library than NCCL between stages": """
-        sharp-enabled-group=1|dp pipeline-model-parallel-comm-backend=1|nccl
-    """,
     "a learning rate of its own for embeddings and output layer: Triplane has one for all; leave it out": """
         decoupled-lr=1 decoupled-min-lr=1
     """,
-    "a batch size that is lowered to what the ranks divide: give one that they do": """
-        decrease-batch-size-if-needed
-    """,
     "iterations that are left out of training": """
         iterations-to-skip=+
+    """,
+    "data files of their own for each split: Triplane divides data.paths by data.split": """
+        train-data-path=* valid-data-path=* test-data-path=* per-split-data-args-path=1
+    """,
+    "a source of data that Triplane does not read; set data.paths": """
+        phase-transition-iterations=1 fim-data fim-rate=1 fim-spm-rate=1 fim-split-sample=1 fim-fragment-rate=1
+        fim-no-prefix=1 fim-prefix-token=1 fim-middle-token=1 fim-suffix-token=1 fim-pad-token=1 fim-eod-token=1
+    """,
+    "keeps documents of a sample apart: say --reset-attention-mask --reset-position-ids instead": """
+        dataloader-inter-document-masking
+    """,
+    "special ids of a tokenizer beyond those in its model file": """
+        tokenizer-special-tokens=+ tiktoken-special-tokens=+ null-tokenizer-eod-id=1
+    """,
+    "another start of training: upcycling, distillation, fine-tuning on instructions, reinforcement learning": """
+        moe-use-upcycling moe-upcycling-granularity=1 logits-save-top-k=1 logits-save-top-p=1 logits-save-top-p-min-k=1
+        logits-save-dir=1 logits-save-dtype=1 logits-load-decode-threads=1
+        logits-load-prefetch-factor=1 logits-load-msc-prefetch-depth=1 logits-load-kd-loss-alpha=1
+        logits-load-ignore-errors rl-prompts-per-eval=1
+        rl-generation-lag=1 rl-submission-granularity=1 rl-consumption-granularity=1 rl-default-temperature=1
+        rl-default-top-p=1 rl-default-top-k=1 rl-offload-optimizer-during-inference rl-kv-cache-management-mode=1
+        rl-persist-cuda-graphs rl-partial-rollouts rl-inference-logprobs-is-correction
+        rl-importance-sampling-truncation-coef=1 rl-use-sequence-packing rl-sequence-packing-max-sequences-per-bin=1
+        rl-sequence-packing-algo=1 rl-training-cuda-graphs rl-inference-tensor-model-parallel-size=1
+        rl-inference-pipeline-model-parallel-size=1 rl-inference-expert-model-parallel-size=1
+        rl-inference-expert-tensor-model-parallel-size=1 rl-inference-model-unified-memory-level=1
+        rl-offload-inference-model-weights-when-idle rl-verify-model-weights-swap rl-skip-bos-token rl-profile
+        rl-profile-dir=1 rl-inference-parsers=* rl-num-parallel-generations=1 rl-num-parallel-generation-batches=1
+        rl-generation-batch-size=1 rl-parallel-generation-tasks=1 rl-offload-kv-cache-during-training
+        rl-remove-kv-cache-during-training rl-reset-cuda-graphs rl-calculate-intra-group-similarity
+        rl-sequence-packing-bin-size=1 rl-max-inflight-requests=1 rl-durable-rollout-bank rl-rollout-bank-dir=1
+        rl-rollout-bank-max-bytes=1 no-rl-persist-cuda-graphs no-rl-partial-rollouts
+        no-rl-inference-logprobs-is-correction no-rl-use-sequence-packing no-rl-training-cuda-graphs
+        no-rl-offload-inference-model-weights-when-idle no-rl-verify-model-weights-swap no-rl-skip-bos-token
+        grpo-prompts-per-step=1 grpo-group-size=1 grpo-iterations=1 grpo-clamp-eps-lower=1 grpo-clamp-eps-upper=1
+        grpo-kl-beta=1 grpo-entropy-term-weight=1 grpo-filter-groups-with-same-reward grpo-default-temperature=1
+        grpo-default-top-p=1 langrl-env-config=1 langrl-inference-server-type=1
+        langrl-inference-server-conversation-template=1 langrl-external-server refit-method=1 moe-enable-routing-replay
+    """,
+    "deprecated by Megatron-LM itself: --micro-batch-size, --lr-warmup-fraction and others take their places": """
+        batch-size=1 warmup=1 moe-token-dropping use-checkpoint-lr-scheduler kitchen-config-file=1
+        kitchen-recipe-number=1
+    """,
+    "nothing is trained, only evaluated": """
+        skip-train
+    """,
+    "which checkpoint training starts from: name that one in checkpoint.load": """
+        ckpt-step=1 override-ckpt-iteration=1
+    """,
+}
+"""Without them the model, the data or the schedule is another: refused unless --allow_partial."""
+
+UNSUPPORTED: dict[str, str] = {
+    "deprecated by Megatron-LM itself, which refuses it; use its replacement": """
+        model-parallel-size=1 checkpoint-activations checkpoint-num-layers=1 distribute-checkpointed-activations
+        moe-extended-tp standalone-embedding-stage use-legacy-models
+    """,
+    "another rounding than Triplane's, or fewer bits": """
+        fp16-lm-cross-entropy output-logit-dtype=1|fp32 disable-bf16-reduced-precision-matmul
+    """,
+    "the format in which gradients are added up: set precision.grad_reduce_in_fp32 = false for bf16": """
+        main-grads-dtype=1|fp32
+    """,
+    "how the optimizer runs: in a CUDA graph, or torch's on a GPU, or with memory that is not pinned": """
+        optimizer-cuda-graph use-torch-optimizer-for-cpu-offload no-pin-cpu-grads no-pin-cpu-params
+    """,
+    "another group than the data ranks for SHARP, or another library than NCCL between stages": """
+        sharp-enabled-group=1|dp pipeline-model-parallel-comm-backend=1|nccl
+    """,
+    "a batch size that is lowered to what the ranks divide: give one that they do": """
+        decrease-batch-size-if-needed
     """,
     "settings of Megatron-FSDP that torch's fully_shard, which Triplane shards with, does not have": """
         outer-dp-sharding-strategy=1 fsdp-manual-registration fsdp-double-buffer suggested-communication-unit-size=1
@@ -155,24 +186,8 @@ UNSUPPORTED: dict[str, str] = {
     "a way to divide the ranks that Triplane does not have": """
         hierarchical-context-parallel-sizes=+ hybrid-context-parallel use-tp-pp-dp-mapping fake-process-group
     """,
-    "data files of their own for each split: Triplane divides data.paths by data.split": """
-        train-data-path=* valid-data-path=* test-data-path=* per-split-data-args-path=1
-    """,
-    "data paths are read from a file: name them in data.paths": """
-        data-args-path=1
-    """,
-    "a source of data that Triplane does not read; set data.paths": """
-        phase-transition-iterations=1 fim-data fim-rate=1 fim-spm-rate=1 fim-split-sample=1 fim-fragment-rate=1
-        fim-no-prefix=1 fim-prefix-token=1 fim-middle-token=1 fim-suffix-token=1 fim-pad-token=1 fim-eod-token=1
-    """,
-    "keeps documents of a sample apart: say --reset-attention-mask --reset-position-ids instead": """
-        dataloader-inter-document-masking
-    """,
-    "special ids of a tokenizer beyond those in its model file": """
-        tokenizer-special-tokens=+ tiktoken-special-tokens=+ null-tokenizer-eod-id=1
-    """,
     "evaluation is as large as training's batches, from the first eval_interval on, during training": """
-        start-eval-at-iter=1 eval-global-batch-size=1 eval-micro-batch-size=1 skip-train test-mode
+        start-eval-at-iter=1 eval-global-batch-size=1 eval-micro-batch-size=1 test-mode
     """,
     "name held-out files in eval.validation_sets; eval.full_pass measures all of each": """
         full-validation multiple-validation-sets validation-set-names=+
@@ -185,38 +200,13 @@ UNSUPPORTED: dict[str, str] = {
     """,
     "which checkpoints are written, kept or read: see checkpoint.save_interval, .keep and .load": """
         save-params-interval=1 non-persistent-save-interval=1 non-persistent-ckpt-type=1
-        non-persistent-global-ckpt-dir=1 non-persistent-local-ckpt-dir=1 non-persistent-local-ckpt-algo=1 ckpt-step=1
-        override-ckpt-iteration=1 ckpt-convert-format=1 ckpt-convert-save=1 ckpt-convert-update-legacy-dist-opt-format
+        non-persistent-global-ckpt-dir=1 non-persistent-local-ckpt-dir=1 non-persistent-local-ckpt-algo=1
+        ckpt-convert-format=1 ckpt-convert-save=1 ckpt-convert-update-legacy-dist-opt-format
         no-save-optim no-save-rng load-main-params-from-ckpt replication replication-jump=1 replication-factor=1
         enable-msc disable-msc load-model-opt-format
     """,
     "the layout is read from the checkpoint: give it by flags": """
         use-mp-args-from-checkpoint-args
-    """,
-    "another start of training: upcycling, distillation, fine-tuning on instructions, reinforcement learning": """
-        moe-use-upcycling moe-upcycling-granularity=1 logits-save-top-k=1 logits-save-top-p=1 logits-save-top-p-min-k=1
-        logits-save-dir=1 logits-save-dtype=1 logits-load-decode-threads=1
-        logits-load-prefetch-factor=1 logits-load-msc-prefetch-depth=1 logits-load-kd-loss-alpha=1
-        logits-load-ignore-errors rl-prompts-per-eval=1
-        rl-generation-lag=1 rl-submission-granularity=1 rl-consumption-granularity=1 rl-default-temperature=1
-        rl-default-top-p=1 rl-default-top-k=1 rl-offload-optimizer-during-inference rl-kv-cache-management-mode=1
-        rl-persist-cuda-graphs rl-partial-rollouts rl-inference-logprobs-is-correction
-        rl-importance-sampling-truncation-coef=1 rl-use-sequence-packing rl-sequence-packing-max-sequences-per-bin=1
-        rl-sequence-packing-algo=1 rl-training-cuda-graphs rl-inference-tensor-model-parallel-size=1
-        rl-inference-pipeline-model-parallel-size=1 rl-inference-expert-model-parallel-size=1
-        rl-inference-expert-tensor-model-parallel-size=1 rl-inference-model-unified-memory-level=1
-        rl-offload-inference-model-weights-when-idle rl-verify-model-weights-swap rl-skip-bos-token rl-profile
-        rl-profile-dir=1 rl-inference-parsers=* rl-num-parallel-generations=1 rl-num-parallel-generation-batches=1
-        rl-generation-batch-size=1 rl-parallel-generation-tasks=1 rl-offload-kv-cache-during-training
-        rl-remove-kv-cache-during-training rl-reset-cuda-graphs rl-calculate-intra-group-similarity
-        rl-sequence-packing-bin-size=1 rl-max-inflight-requests=1 rl-durable-rollout-bank rl-rollout-bank-dir=1
-        rl-rollout-bank-max-bytes=1 no-rl-persist-cuda-graphs no-rl-partial-rollouts
-        no-rl-inference-logprobs-is-correction no-rl-use-sequence-packing no-rl-training-cuda-graphs
-        no-rl-offload-inference-model-weights-when-idle no-rl-verify-model-weights-swap no-rl-skip-bos-token
-        grpo-prompts-per-step=1 grpo-group-size=1 grpo-iterations=1 grpo-clamp-eps-lower=1 grpo-clamp-eps-upper=1
-        grpo-kl-beta=1 grpo-entropy-term-weight=1 grpo-filter-groups-with-same-reward grpo-default-temperature=1
-        grpo-default-top-p=1 langrl-env-config=1 langrl-inference-server-type=1
-        langrl-inference-server-conversation-template=1 langrl-external-server refit-method=1 moe-enable-routing-replay
     """,
     "for another program than GPT pretraining": """
         ict-head-size=1 biencoder-projection-dim=1 biencoder-shared-query-context-model ict-load=1 bert-load=1

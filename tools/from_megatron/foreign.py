@@ -22,7 +22,17 @@ class ForeignFile:
 
 
 _CONVERT = "python -m tools.convert import reads such a folder."
+_PRIMUS = (
+    "Its overrides are flags of Megatron-LM's in snake case, on top of a model and of defaults that stand in "
+    "primus/configs: give a command in quotes with all flags, as Megatron-LM prints them when it starts."
+)
+_OF_PRIMUS = (
+    "tokenizer_type", "num_layers", "hidden_size", "train_iters", "micro_batch_size", "max_position_embeddings",
+    "moe_layer_freq", "group_query_attention",
+)  # fmt: skip
 FOREIGN = (
+    ForeignFile("Primus", ("modules.pre_trainer", "modules.post_trainer", "work_group modules",
+                           *(f"{base} {key}" for base in ("extends", "bases") for key in _OF_PRIMUS)), _PRIMUS),
     ForeignFile("torchtitan", ("model.flavor", "training.steps parallelism", "job.dump_folder",
                                "job.description training")),
     ForeignFile("nanotron", ("general parallelism tokens", "parallelism.tp_mode", "tokens.micro_batch_size")),
@@ -51,7 +61,6 @@ FOREIGN = (
     ForeignFile("Levanter", ("trainer.num_train_steps", "trainer.mp model.type")),
     ForeignFile("MaxText", ("base_emb_dim", "base_num_decoder_layers", "ici_fsdp_parallelism")),
     ForeignFile("torchtune", ("model._component_", "optimizer._component_")),
-    ForeignFile("Primus", ("modules.pre_trainer", "work_group modules")),
     ForeignFile("Meta Lingua", ("dump_dir model.dim", "dump_dir grad_acc_steps")),
     ForeignFile("verl", ("actor_rollout_ref",)),
     ForeignFile("a notebook", ("cells nbformat",), "Give the command that starts the training."),
@@ -82,7 +91,7 @@ def refusal(text: str, path: PurePath | None, yaml: Any) -> str | None:
         kind = "YAML" if yaml is not None else "JSON" if text.lstrip().startswith("{") else "TOML"
         return (
             f"{kind} of no program that is known here. What is read: launch scripts and commands of Megatron-LM's, its "
-            "functional tests (MODEL_ARGS), and Megatron-Bridge's configuration (run_config.yaml)."
+            "functional tests (MODEL_ARGS), Megatron-Bridge's configuration (run_config.yaml), and FlagScale's."
         )
     code = "\n".join(
         line for line in text.splitlines()[:60] if not line.lstrip().startswith("#") or line.startswith("#!")

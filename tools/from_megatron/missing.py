@@ -5,17 +5,12 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from parallel.errors import UserError
-from tools.from_megatron.arguments import Arguments, parse
+from tools.from_megatron.arguments import MAY_STAY_OPEN, Arguments, parse
 from tools.from_megatron.flags import known
 from tools.from_megatron.flags_translated import EXPERT_FIELDS, EXPERT_SWITCHES, LATENT_FIELDS, PREDICTION_FIELDS
 from tools.from_megatron.script import OtherAnswer
 from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown
 
-MAY_STAY_OPEN = frozenset(
-    "data-path tokenizer-model save load pretrained-checkpoint tensorboard-dir wandb-project wandb-exp-name vocab-file"
-    " merge-file".split()
-)
-"""Flags of paths and names: the recipe is complete apart from them."""
 _ONLY_WITH: dict[str, Iterable[str]] = {
     "num-experts": (*EXPERT_FIELDS, *EXPERT_SWITCHES, "moe-router-load-balancing-type", "moe-aux-loss-coeff"),
     "multi-latent-attention": LATENT_FIELDS,
@@ -34,6 +29,7 @@ def refuse_missing(
     depend on it.
     """
     needed, rest = dict[Unknown, list[str]](), dict[Unknown, list[str]]()
+    needed |= {unknown: [] for unknown in arguments.unknown_flags if unknown.assumed is None}
     idle = {flag for needs, flags in _ONLY_WITH.items() if needs not in arguments.given for flag in flags}
     depends = [(unknown, flag) for flag, words in arguments.given.items() for unknown in _unknowns(words)]
     depends += [(unknown, flag) for unknown, flags in (further or {}).items() for flag in flags]
@@ -81,7 +77,8 @@ def _count(count: int, one: str, several: str) -> str:
 def _line(unknown: Unknown, flags: Sequence[str]) -> str:
     where = f" (line {unknown.line})" if unknown.line else ""
     by = f", which depends on {', '.join(f'${name}' for name in unknown.sets)}" if unknown.by_branch else ""
-    return f"  {unknown.written}{where}{by}: {', '.join(f'--{flag}' for flag in dict.fromkeys(flags))}"
+    what = ", ".join(f"--{flag}" for flag in dict.fromkeys(flags)) or "further flags, whatever they are"
+    return f"  {unknown.written}{where}{by}: {what}"
 
 
 def _given_as(unknown: Unknown, typed: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import PurePath
 
+from parallel.errors import UserError
 from tools.from_megatron.draft import DEFAULT, Draft
 from tools.from_megatron.unknown import ScriptWord
 
@@ -12,8 +13,10 @@ KEEP_ALL = 1_000_000
 def data(draft: Draft) -> None:
     """Which text, and how documents are divided and separated."""
     arguments = draft.arguments
-    mock, paths = arguments.switch("mock-data"), arguments.raw("data-path")
-    if mock or not paths:
+    mock, paths, file = arguments.switch("mock-data"), arguments.raw("data-path"), arguments.raw("data-args-path")
+    if file and not mock:
+        _blend_file(draft, file[0], bool(paths))
+    elif mock or not paths:
         draft.notes.append(
             f"{'--mock-data' if mock else 'no --data-path'}: Triplane makes no random data; without data.paths it "
             "trains on its built-in corpus."
@@ -21,17 +24,28 @@ def data(draft: Draft) -> None:
     elif (known := [word for word in paths if isinstance(word, str)]) == paths:
         _paths(draft, known)
         _order(draft)
-    else:
+    else:  # as the script has them: a run that finds no such file says so, and trains on nothing else
         draft.leave_open("data-path", paths, "data.paths")
+        _paths(draft, list(map(str, paths)), "--data-path, left open")
     split = arguments.text("split")
     if split is not None:
         draft.put("data.split", split.strip("'\" "), "--split")
-    elif paths:
+    elif paths or file:
         draft.put("data.split", "969,30,1", DEFAULT)
     _documents(draft)
 
 
-def _paths(draft: Draft, paths: list[str]) -> None:
+def _blend_file(draft: Draft, file: ScriptWord, paths: bool) -> None:
+    """Weights and paths in a file, which Megatron-LM does not take beside --data-path."""
+    if paths:
+        raise UserError("--data-args-path beside --data-path: Megatron-LM refuses both. Leave one out.")
+    draft.put("data.blend_file", str(file), "--data-args-path")
+    if not isinstance(file, str):
+        draft.leave_open("data-args-path", [file], "data.blend_file")
+    _order(draft)
+
+
+def _paths(draft: Draft, paths: list[str], source: str = "--data-path") -> None:
     """One path, several, or weights and paths in turn."""
     weights = paths[::2]
     if len(paths) % 2 == 0 and all(map(_is_number, weights)):
@@ -39,10 +53,10 @@ def _paths(draft: Draft, paths: list[str]) -> None:
             blend: dict[str, float] = {}
             for weight, path in zip(weights, paths[1::2], strict=True):
                 blend[path] = blend.get(path, 0.0) + float(weight)
-            draft.put("data.blend", blend, "--data-path")
+            draft.put("data.blend", blend, source)
             return
         paths = paths[1::2]
-    draft.put("data.paths", paths, "--data-path")
+    draft.put("data.paths", paths, source)
 
 
 def _order(draft: Draft) -> None:
@@ -84,7 +98,8 @@ def saving(draft: Draft) -> None:
     save, load = draft.path("save", "run_dir"), arguments.raw("load")
     interval = arguments.whole("save-interval", arguments.whole("persistent-save-interval"))
     draft.put("run_dir", save, "--save")
-    draft.put("checkpoint.save_interval", interval, "--save-interval")
+    source = "--save-interval" if arguments.switch("save-interval") else "--persistent-save-interval"
+    draft.put("checkpoint.save_interval", interval, source)
     retained = arguments.whole("save-retain-interval")
     if retained is None:
         draft.put("checkpoint.keep", KEEP_ALL, "Megatron-LM deletes none")
@@ -106,7 +121,8 @@ def saving(draft: Draft) -> None:
         )
         for name, given in partly.items():
             if given or (finetune and name == "finetune"):
-                draft.put(f"checkpoint.{name.replace('-', '_')}", True, f"--{name}")
+                source = f"--{name}" if given else "--pretrained-checkpoint"
+                draft.put(f"checkpoint.{name.replace('-', '_')}", True, source)
     elif unheeded := [f"--{name}" for name, on in partly.items() if on]:
         draft.unsupported.append(
             f"{' '.join(unheeded)}: without a --load other than --save. A run's own folder is resumed whole; to start "

@@ -57,7 +57,7 @@ def _sizes(draft: Draft) -> None:
 def _activation(draft: Draft) -> None:
     arguments = draft.arguments
     unfused = arguments.switch("no-bias-gelu-fusion")
-    given = [name for name in ("swiglu", "squared-relu", "quick-geglu") if arguments.switch(name)]
+    given = [name for name in ("swiglu", "squared-relu", "quick-geglu", "xielu") if arguments.switch(name)]
     if given:
         draft.put("model.activation", given[0].replace("-", "_"), f"--{given[0]}")
     elif unfused or arguments.switch("disable-bias-linear"):  # torch's own, by erf; the fused kernel approximates
@@ -97,7 +97,7 @@ def _positions(draft: Draft) -> None:
     elif none:
         draft.irrelevant.append(f"--no-position-embedding: there is no table of positions with {kind} anyway")
     if kind == "yarn":
-        draft.unsupported.append(
+        draft.other_model.append(
             "--position-embedding-type yarn: Megatron-LM 0.19 has no flag for its factor. It became RoPE with "
             'rope_scaling = "yarn": set model.rope_scaling_factor yourself.'
         )
@@ -171,7 +171,7 @@ def _experts(draft: Draft) -> None:
         draft.put("model.moe_ffn_hidden_size", draft.values["model.ffn_hidden_size"], "as ffn_hidden_size")
     draft.switches(EXPERT_SWITCHES)
     if max(len(losses), len(weights)) > 1:
-        draft.unsupported.append(
+        draft.other_model.append(
             f"--moe-router-load-balancing-type {' '.join(losses)}: several balancing losses at once. Triplane has one "
             "and takes the first: choose in the recipe."
         )

@@ -26,6 +26,7 @@ _DEFAULT_FILES = {
     "BertWordPieceCase": "bert-large-cased-vocab.txt",
 }
 """What Megatron-LM downloads where --vocab-file is not given."""
+_BYTES = "byte"
 _TIKTOKEN_IDS = 1 << 17  # Megatron-LM's default for TikTokenizer
 
 
@@ -54,19 +55,40 @@ def vocabulary(draft: Draft) -> None:
     draft.put("model.make_vocab_size_divisible_by", multiple * tp, source)
 
 
+def refuse_unknown(draft: Draft) -> None:
+    """Raises UserError where nothing says how long the embedding is: a recipe would have Triplane's own vocabulary."""
+    if "model.vocab_size" in draft.values or draft.values.get("data.tokenizer", _BYTES) != _BYTES:
+        return
+    about = ("model.vocab_size", "data.tokenizer", "--tokenizer-type")
+    why = [line for line in (*draft.open, *draft.unsupported) if line.startswith(about)]
+    nothing = ["no --tokenizer-type, no --vocab-size and no --padded-vocab-size."]
+    raise UserError(
+        "\n  - ".join(["the vocabulary is not known, and with it the rows of the embedding:", *(why or nothing)])
+        + "\nAdd --padded-vocab-size N to the command, the rows of the embedding as Megatron-LM's log has them; or "
+        "--tokenizer-type with its --tokenizer-model or --vocab-size."
+    )
+
+
 def _tokenizer(draft: Draft, kind: str | None, path: str | None) -> None:
-    if kind is None:
-        draft.notes.append("no --tokenizer-type: the recipe has Triplane's built-in tokenizer.")
+    model = next(map(str, draft.arguments.raw("tokenizer-model")), None)
+    source = "--tokenizer-model" if path is not None else "--tokenizer-model, left open"
+    if kind is None and model is not None:
+        draft.put("data.tokenizer", model, source)
+        draft.notes.append("no --tokenizer-type: Triplane tells a tokenizer's type by its files.")
+    elif kind is None:
+        draft.notes.append(
+            "no --tokenizer-type: token files are read without one; for text, the recipe has Triplane's built-in one."
+        )
     elif kind in (*_SENTENCEPIECE, "HuggingFaceTokenizer") and not draft.arguments.switch("tokenizer-model"):
         draft.open.append(f"data.tokenizer: --tokenizer-type {kind} takes --tokenizer-model, which is not given.")
-    elif kind in _SENTENCEPIECE or (kind == "HuggingFaceTokenizer" and path is not None):
-        draft.put("data.tokenizer", path, "--tokenizer-model")
+    elif kind in (*_SENTENCEPIECE, "HuggingFaceTokenizer"):
+        draft.put("data.tokenizer", model, source)
         if kind == "HuggingFaceTokenizer" and path is not None and not Path(path).exists():
             draft.notes.append(
                 f"--tokenizer-model {path}: a folder on this machine with a tokenizer.json, nothing of a hub."
             )
     elif kind in _NULL:
-        draft.put("data.tokenizer", "byte", f"{kind}: no text is read")
+        draft.put("data.tokenizer", _BYTES, f"--tokenizer-type {kind}: no text is read")
     elif kind == "GPT2BPETokenizer" and draft.arguments.switch("vocab-file"):
         _byte_pairs(draft)
     else:
@@ -82,9 +104,9 @@ def _byte_pairs(draft: Draft) -> None:
     """GPT-2's two files; where --merge-file is not given, Triplane looks for it beside the vocabulary."""
     given = [flag for flag in ("vocab-file", "merge-file") if draft.arguments.switch(flag)]
     paths = [draft.path(flag, "data.tokenizer") for flag in given]
-    known = [path for path in paths if path is not None]
-    if len(known) == len(paths):
-        draft.put("data.tokenizer", ",".join(known), " and ".join(f"--{flag}" for flag in given))
+    words = [str(word) for flag in given for word in draft.arguments.raw(flag)]
+    source = " and ".join(f"--{flag}" for flag in given)
+    draft.put("data.tokenizer", ",".join(words), f"{source}, left open" if None in paths else source)
 
 
 def _ids(draft: Draft, kind: str | None, path: str | None) -> tuple[int | None, str]:
@@ -97,10 +119,7 @@ def _ids(draft: Draft, kind: str | None, path: str | None) -> tuple[int | None, 
         return size, flag
     if size is None and (kind in _NULL or kind not in _TYPES):
         whose = "takes it from" if kind in _NULL else "is no type of Megatron-LM's, which may take it from"
-        draft.open.append(
-            f"model.vocab_size: --tokenizer-type {kind} {whose} --vocab-size, and it is not given. Write the number of "
-            "ids into the recipe."
-        )
+        draft.open.append(f"model.vocab_size: --tokenizer-type {kind} {whose} --vocab-size, and it is not given.")
         return None, ""
     if kind == "NullMultimodalTokenizer" and size is not None:
         return size + 1, f"{flag}, and one that ends a document"

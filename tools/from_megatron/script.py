@@ -104,7 +104,7 @@ class _Rounds:
         name = "" if self.path is None else str(self.path)
         state = ShellState(name=name, slurm=directives(self.text), arguments_open=True)
         reader = Interpreter(self.starts_megatron, self.given, Decisions(reversed_, always), self.read_file, state)
-        named = {name: value for name, value in self.given.items() if not name.isdigit()}
+        named = {name: value for name, value in self.given.items() if name.isidentifier()}
         state.values |= state.slurm | named
         state.exported |= {*state.slurm, *named}
         numbers = [int(name) for name in self.given if name.isdigit() and 0 < int(name) < 1000]

@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from models.families import SHAPES, named
 from parallel.errors import UserError
-from tools.from_megatron.bridge import flags_of, is_bridge
+from tools.from_megatron.bridge import flags_of, is_bridge, of_shape
 from tools.from_megatron.flags import known
+from tools.from_megatron.flagscale import is_flagscale, read_flagscale
 from tools.from_megatron.foreign import refusal
 from tools.from_megatron.functional_test import is_functional_test, script_of
 from tools.from_megatron.script import ScriptReading, read_script
@@ -45,11 +47,17 @@ class SourceReading:
     script: ScriptReading = field(default_factory=ScriptReading)
     strays: list[str] = field(default_factory=list)
     other_model: list[str] = field(default_factory=list)
+    not_understood: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the recipe that no flag means."""
     shape: str = ""
     """The named shape that it changes; empty: its flags say the whole model."""
     filled_in: frozenset[str] = frozenset()
     """Flags that are the shape's, not the source's."""
+    off: frozenset[str] = frozenset()
+    """Flags, without dashes, that the source says are not to be given."""
 
 
 def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
@@ -62,6 +70,9 @@ def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
         reading.notes += [f"{', '.join(others)}: of the test's later runs, which are not translated."] if others else []
     elif yaml is not None and is_bridge(yaml, source.shape):
         reading = _bridge(source, yaml, given)
+    elif yaml is not None and is_flagscale(yaml):
+        launch, left = read_flagscale(yaml, source.path, given)
+        reading = SourceReading(launch, open=left)
     else:
         why = refusal(source.text, source.path, None if yaml is None else plain(yaml))
         if why is not None:
@@ -106,20 +117,23 @@ def starts_megatron(words: Sequence[ScriptWord]) -> bool:
 
 
 def _bridge(source: Source, yaml: YamlValue, given: Mapping[str, str]) -> SourceReading:
-    flags = flags_of(yaml, given)
-    words, shape, filled_in = list(flags.words), "" if flags.has_model else source.shape, set[str]()
-    if not flags.has_model:
-        if not shape:
-            raise UserError(_without_model(source.path))
-        model = named(shape)
-        of_shape = {
-            "--num-layers": model.num_layers, "--hidden-size": model.hidden_size, "--train-iters": 1,
-            "--num-attention-heads": model.num_attention_heads, "--seq-length": model.max_position_embeddings,
-        }  # fmt: skip
-        filled_in = of_shape.keys() - {str(word) for word in words}
-        words += [word for flag in sorted(filled_in) for word in (flag, str(of_shape[flag]))]
-    launch = Launch([], "pretrain_gpt.py", words, 0, {})
-    return SourceReading(launch, ScriptReading(), flags.strays, flags.other_model, [], shape, frozenset(filled_in))
+    base = named(source.shape) if source.shape else None
+    flags = flags_of(yaml, given, base)
+    words, filled_in = list(flags.words), frozenset[str]()
+    if flags.has_model:
+        base = None
+    elif base is None:
+        raise UserError(_without_model(source.path))
+    else:
+        beside = of_shape(base, flags)
+        words += [word for flag, values in beside.items() for word in (flag, *values)]
+        filled_in = frozenset(beside)
+    return SourceReading(
+        Launch([], "pretrain_gpt.py", words, 0, {}), strays=flags.strays, other_model=flags.other_model,
+        not_understood=flags.not_understood, shape="" if base is None else source.shape, filled_in=filled_in,
+        off=frozenset(flags.off),
+        fields=flags.fields,
+    )  # fmt: skip
 
 
 def _without_model(path: Path | None) -> str:

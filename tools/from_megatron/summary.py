@@ -1,6 +1,7 @@
 """What a user should know beside the recipe: blocks of a heading and lines."""
 
 import difflib
+import shlex
 from collections.abc import Mapping, Sequence
 
 from parallel.errors import UserError
@@ -13,6 +14,7 @@ from tools.from_megatron.unknown import ScriptWord, joined
 
 MOST_CHANGES = 6
 """Flags that a line names."""
+NOT_UNDERSTOOD = "Not understood, and may change the model, the data or the schedule"
 
 
 def blocks(draft: Draft, problems: Sequence[str], typed: Sequence[str]) -> list[list[str]]:
@@ -21,13 +23,32 @@ def blocks(draft: Draft, problems: Sequence[str], typed: Sequence[str]) -> list[
     found = [
         ["A run of this recipe would be refused:", *problems],
         ["Another model or another training without these, which are left out (--allow_partial):", *draft.other_model],
+        [f"{NOT_UNDERSTOOD}, and left out (--allow_partial):", *draft.not_understood],
         ["Not known to Megatron-LM 0.19.2, and left out:", *draft.arguments.strays],
-        ["Not supported, and left out:", *draft.unsupported],
+        ["Not supported, and left out; model, data and schedule are the same:", *draft.unsupported],
         ["Left open:", *draft.open, *further],
         ["Worth knowing:", *draft.notes],
         ["Changes nothing here:", *_by_reason(draft.irrelevant)],
     ]
     return [block for block in found if len(block) > 1]
+
+
+def refusal(other_model: Sequence[str], not_understood: Sequence[str], typed: Sequence[str]) -> str:
+    """Why there is no recipe though everything could be read, and what to do. typed: as for ``blocks``."""
+    lines = ["no recipe: it would not train what the script trains."]
+    if other_model:
+        lines += ["Another model or another training without these:", *_items(other_model)]
+    if not_understood:
+        lines += [
+            f"{NOT_UNDERSTOOD}:", *_items(not_understood),
+            "Say each by flags of Megatron-LM 0.19.2, or take it out where it changes nothing that is trained.",
+        ]  # fmt: skip
+    partial = f"  python -m tools.from_megatron {shlex.join([*typed, '--allow_partial'])} > recipe.toml"
+    return "\n".join([*lines, "To write the recipe without all of these, and to add by hand what it lacks:", partial])
+
+
+def _items(lines: Sequence[str]) -> list[str]:
+    return [f"  - {line}" for line in lines]
 
 
 def _by_reason(lines: Sequence[str]) -> list[str]:
@@ -73,7 +94,7 @@ def _changes(here: Sequence[ScriptWord], there: Sequence[ScriptWord]) -> str:
         for name, values in other.given.items()
         if one.given.get(name, values) != values
     ]
-    changes += ["change flags that Megatron-LM does not know"] * (one.strays != other.strays and not changes)
+    changes += ["change flags that are not understood"] * (one.not_understood != other.not_understood and not changes)
     rest = len(changes) - MOST_CHANGES
     return "; ".join(changes[:MOST_CHANGES]) + (f"; and {rest} more" if rest > 0 else "") or "change nothing else"
 
@@ -93,4 +114,5 @@ def note_not_read(draft: Draft, script: ScriptReading) -> None:
     for name in script.not_read:
         near = difflib.get_close_matches(name, script.names - {name}, n=1, cutoff=0.6)
         hint = f" Did you mean {near[0]}?" if near else ""
-        draft.notes.append(f"--set {name} has no effect: the script does not read ${name}.{hint}")
+        read = f"${name}" if name.isidentifier() or name.isdigit() else name
+        draft.notes.append(f"--set {name} has no effect: the script does not read {read}.{hint}")

@@ -8,12 +8,14 @@ from tools.from_megatron import (
     rules_model,
     rules_parallel,
     rules_profile,
+    rules_schedule,
     rules_training,
     rules_vocabulary,
 )
 from tools.from_megatron.arguments import Arguments, parse
 from tools.from_megatron.draft import Draft, said
 from tools.from_megatron.flags import Flag, known
+from tools.from_megatron.flags_forks import FIELDS_OF_FORKS
 from tools.from_megatron.missing import refuse_missing
 from tools.from_megatron.unknown import ScriptWord, joined
 
@@ -29,24 +31,30 @@ def translate(words: Sequence[ScriptWord], world: int | None = None) -> Draft:
     return translated(arguments, world)
 
 
-def translated(arguments: Arguments, world: int | None) -> Draft:
-    """As ``translate``, of arguments whose values are known as far as they must be."""
-    draft = Draft(arguments, world)
+def translated(arguments: Arguments, world: int | None, overrides: bool = False) -> Draft:
+    """As ``translate``, of arguments whose values are known as far as they must be. overrides: as ``Draft`` has it."""
+    draft = Draft(arguments, world, overrides=overrides)
+    draft.notes += arguments.notes
+    draft.irrelevant += arguments.irrelevant
     draft.other_model += arguments.other_model
+    draft.not_understood += arguments.not_understood
     if arguments.unknown_flags:
         draft.open.append(f"further flags: {said(arguments.unknown_flags)} and was taken to be empty.")
         draft.wanted += arguments.unknown_flags
     draft.fields({name: entry for name, entry in table.FIELDS.items() if name not in ("lr", "micro-batch-size")})
     for name in ("lr", "micro-batch-size"):  # Megatron-LM has no defaults for them
         if draft.arguments.text(name) is None:
-            draft.unsupported.append(f"no --{name}: Megatron-LM does not start without it. The recipe has our default.")
+            lines = draft.not_understood if name == "lr" else draft.unsupported
+            lines.append(f"no --{name}: Megatron-LM does not start without it. The recipe has our default.")
             draft.arguments.given[name] = ["3e-4" if name == "lr" else "1"]
         draft.fields({name: table.FIELDS[name]})
+    draft.fields(dict(FIELDS_OF_FORKS))
     draft.switches(table.SWITCHES)
     for rule in (
         rules_parallel.parallel,
         rules_parallel.precision,
         rules_model.model,
+        rules_schedule.schedules,
         rules_training.training,
         rules_data.data,
         rules_vocabulary.vocabulary,

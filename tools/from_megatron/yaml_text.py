@@ -26,7 +26,7 @@ class YamlText:
             return self.text.lower() == "true"
         if self.quoted:
             return self.text
-        if self.text.lower() in ("", "null", "~", "none"):
+        if self.text.lower() in ("", "null", "~") or self.text == "None":  # none is a word: of positions, of losses
             return None
         for kind in (int, float):
             try:

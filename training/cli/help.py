@@ -45,7 +45,8 @@ RARE = {
     "data": "builtin_vocab_size jsonl_key csv_column eod_token blend_file order megatron_train_samples "
     "require_manifest allow_data_change stream_count on_bad_document max_document_mb max_expansion "
     "reset_attention_mask reset_position_ids eod_mask_loss",
-    "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
+    "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style weight_decay_incr_samples "
+    "lr_warmup_samples lr_warmup_fraction lr_warmup_init lr_decay_samples lr_wsd_decay_iters lr_wsd_decay_samples "
     "lr_wsd_decay_style optimizer use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_params_dtype "
     "optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "

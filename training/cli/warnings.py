@@ -12,7 +12,7 @@ from models.parameters import num_parameters
 from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import CheckpointConfig, LogConfig, RunConfig
+from training.config.run_config import CheckpointConfig, LogConfig, RunConfig, learning_schedule
 from training.config.train_config import TrainConfig
 from training.memory.planned import Planned, planned_modules
 from training.memory.predicted import Predicted, fullest
@@ -30,7 +30,7 @@ SMALL, LARGE = 10**8, 10**9
 def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     """What an experienced operator would object to; of small models and CPU runs, idle stages and vain fields."""
     size = num_parameters(shape)
-    found = [*_pipeline(config.train, layout), *_without_effect(config), *_exposed(config.log)]
+    found = [*_pipeline(config.train, layout), *_schedule(config), *_without_effect(config), *_exposed(config.log)]
     if config.device == "cpu" or size < SMALL:
         return found
     found += [*_data(config), *_precision(config), *_tensor_parallel(config, layout), *_batch(config, layout)]
@@ -126,10 +126,22 @@ def _batch(config: RunConfig, layout: Layout) -> Iterator[str]:
 
 
 def _learning_rate(optimizer: OptimizerConfig, checkpoint: CheckpointConfig) -> Iterator[str]:
-    if optimizer.lr_warmup_iters == 0 and checkpoint.load is None:
+    warmup = optimizer.lr_warmup_iters or optimizer.lr_warmup_samples or optimizer.lr_warmup_fraction
+    if not warmup and checkpoint.load is None:
         yield (
             f"no warm-up: the first iterations use the full learning rate {optimizer.lr:g}, before AdamW's "
             "second moment means anything. Set optimizer.lr_warmup_iters."
+        )
+
+
+def _schedule(config: RunConfig) -> Iterator[str]:
+    schedule = learning_schedule(config.optimizer, config.train)
+    end = schedule.warmup_samples
+    if schedule.lr_decay_style == "WSD" and schedule.decay_samples - schedule.wsd_decay_samples < end:
+        yield (
+            f"WSD's final decay begins within the warm-up: the learning rate drops from {schedule.lr:g} to "
+            f"{schedule.learning_rate(math.floor(end) + 1):.3g} at once. Lower "
+            "optimizer.lr_wsd_decay_iters or _samples."
         )
 
 

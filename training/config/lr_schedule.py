@@ -19,7 +19,7 @@ WeightDecayStyle = Literal["constant", "linear", "cosine"]
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Schedule:
-    """Linear warm-up from 0, then decay; and a ramp of weight decay. All lengths in samples."""
+    """Linear warm-up, then decay; and a ramp of weight decay. All lengths in samples."""
 
     lr: float
     """Learning rate at the end of the warm-up."""
@@ -30,8 +30,8 @@ class Schedule:
     lr_decay_style: DecayStyle
     """constant never reaches min_lr; inverse-square-root drops to it at decay_samples."""
 
-    warmup_samples: int
-    """Length of the warm-up; 0: none."""
+    warmup_samples: float
+    """Length of the warm-up; 0: none. A fraction of the decay need not be whole samples, as in Megatron."""
 
     decay_samples: int
     """Where the decay ends, counted from the first sample of the run, warm-up included."""
@@ -54,10 +54,13 @@ class Schedule:
     weight_decay_samples: int = 0
     """Length of that way."""
 
+    lr_warmup_init: float = 0.0
+    """Learning rate at the first sample of the warm-up."""
+
     def learning_rate(self, consumed_samples: int) -> float:
         """Learning rate of the iteration that starts after ``consumed_samples``."""
         if self.warmup_samples > 0 and consumed_samples <= self.warmup_samples:
-            return self.lr * consumed_samples / self.warmup_samples
+            return self.lr_warmup_init + (self.lr - self.lr_warmup_init) * consumed_samples / self.warmup_samples
         if consumed_samples > self.decay_samples and self.lr_decay_style != "constant":
             return self.min_lr
         return DECAYS[self.lr_decay_style](self, consumed_samples)
@@ -80,18 +83,17 @@ class Schedule:
         return self.min_lr + (self.lr - self.min_lr) * height
 
     def problems(self) -> list[str]:
-        """Lengths that overlap, in samples; the fields they came from are counted in iterations."""
+        """What overlaps, in samples, whatever unit its fields have."""
         found = []
-        after_warmup = self.decay_samples - self.warmup_samples
-        if self.lr_decay_style != "constant" and after_warmup <= 0:
+        if self.lr_decay_style != "constant" and self.warmup_samples >= self.decay_samples:
             found.append(
-                f"optimizer.lr_warmup_iters ({self.warmup_samples:,} samples) must be fewer than "
-                f"optimizer.lr_decay_iters ({self.decay_samples:,} samples; by default train.train_iters)."
+                f"optimizer.lr_warmup_iters, _samples or _fraction ({_count(self.warmup_samples)} samples) must be "
+                f"fewer than optimizer.lr_decay_iters or _samples ({_count(self.decay_samples)} samples; by default "
+                "train.train_iters)."
             )
-        elif self.lr_decay_style == "WSD" and self.wsd_decay_samples > after_warmup:
+        if self.lr_warmup_init > self.lr:
             found.append(
-                f"optimizer.lr_wsd_decay_iters ({self.wsd_decay_samples:,} samples) must fit between the "
-                f"warm-up and the end of the decay ({after_warmup:,} samples)."
+                f"optimizer.lr_warmup_init must be at most optimizer.lr {self.lr:g}, found {self.lr_warmup_init:g}."
             )
         if self.weight_decay_incr_style == "constant" and self.start_weight_decay != self.end_weight_decay:
             found.append(
@@ -118,7 +120,9 @@ class Schedule:
 
     def describe(self) -> str:
         """The schedule in one line, for the log of a start and of a resume."""
-        warmup = f"0 to {self.lr:g} over {self.warmup_samples:,} samples, " if self.warmup_samples else ""
+        warmup = ""
+        if self.warmup_samples:
+            warmup = f"{self.lr_warmup_init:g} to {self.lr:g} over {_count(self.warmup_samples)} samples, "
         decay = f"{self.lr_decay_style} from {self.lr:g} to {self.min_lr:g} at {self.decay_samples:,} samples"
         if self.lr_decay_style == "constant":
             decay = f"constant {self.lr:g}"
@@ -131,6 +135,11 @@ class Schedule:
                 f"{self.end_weight_decay:g} at {self.weight_decay_samples:,} samples"
             )
         return f"learning rate {warmup}{decay}; {ramp}"
+
+
+def _count(samples: float) -> str:
+    """Samples for people, with the fraction that a fraction of others may have."""
+    return f"{samples:,.15g}"
 
 
 def _constant(schedule: Schedule, consumed_samples: int) -> float:

@@ -39,13 +39,28 @@ class OptimizerConfig:
     """How the learning rate falls after the warm-up. WSD: warm-up, stable, decay."""
 
     lr_warmup_iters: int = 0
-    """Iterations of linear warm-up from 0."""
+    """Iterations of linear warm-up."""
+
+    lr_warmup_samples: int = 0
+    """The same in samples, as Megatron-LM counts with --train-samples: another batch does not change it."""
+
+    lr_warmup_fraction: float | None = None
+    """The same as a share of the whole decay, from 0 to 1."""
+
+    lr_warmup_init: float = 0.0
+    """Learning rate at the start of the warm-up."""
 
     lr_decay_iters: int | None = None
     """Iterations, warm-up included, until min_lr is reached. None: train.train_iters."""
 
+    lr_decay_samples: int | None = None
+    """The same in samples."""
+
     lr_wsd_decay_iters: int | None = None
     """Iterations of the final decay of WSD. None: a fifth of the whole."""
+
+    lr_wsd_decay_samples: int | None = None
+    """The same in samples."""
 
     lr_wsd_decay_style: WSDDecayStyle = "exponential"
     """Form of WSD's final decay."""
@@ -60,7 +75,10 @@ class OptimizerConfig:
     """Weight decay at the end of a ramp. None: weight_decay."""
 
     weight_decay_incr_style: WeightDecayStyle = "constant"
-    """Form of the ramp from start_weight_decay to end_weight_decay over train_iters."""
+    """Form of the ramp from start_weight_decay to end_weight_decay."""
+
+    weight_decay_incr_samples: int | None = None
+    """Samples of that ramp, which Megatron-LM takes from --train-samples. None: those of train.train_iters."""
 
     adam_beta1: float = 0.9
     """Decay rate of the first moment."""
@@ -121,17 +139,16 @@ class OptimizerConfig:
             if not 0 <= getattr(self, name) < 1:
                 found.append(f"optimizer.{name} must be in [0, 1), found {getattr(self, name)}.")
         for name in (
-            "lr_warmup_iters",
-            "clip_grad",
-            "weight_decay",
-            "start_weight_decay",
+            "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "lr_warmup_init", "lr_wsd_decay_iters",
+            "lr_wsd_decay_samples", "weight_decay_incr_samples", "clip_grad", "weight_decay", "start_weight_decay",
             "end_weight_decay",
-        ):
+        ):  # fmt: skip
             if (getattr(self, name) or 0) < 0:
                 found.append(f"optimizer.{name} must not be negative, found {getattr(self, name)}.")
-        for name in ("lr_decay_iters", "lr_wsd_decay_iters"):
+        for name in ("lr_decay_iters", "lr_decay_samples"):
             if (value := getattr(self, name)) is not None and value < 1:
                 found.append(f"optimizer.{name} must be 1 or more, found {value}.")
+        found += self._unit_problems()
         if self.adam_eps <= 0:
             found.append(f"optimizer.adam_eps must be above 0, found {self.adam_eps}.")
         if self.weight_decay_incr_style != "constant" and None in (
@@ -145,6 +162,26 @@ class OptimizerConfig:
                 "offload nothing, set optimizer.optimizer_cpu_offload = false."
             )
         return found + megatron_field_problems("optimizer.megatron", self.megatron, OWNED_OPTIMIZER_FIELDS)
+
+    def _unit_problems(self) -> list[str]:
+        """Lengths that are given twice, in different units."""
+        given = {
+            name: value
+            for name in ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "lr_decay_iters",
+                         "lr_decay_samples", "lr_wsd_decay_iters", "lr_wsd_decay_samples")
+            if (value := getattr(self, name)) not in (None, 0) or (value == 0 and name == "lr_warmup_fraction")
+        }  # fmt: skip
+        found = []
+        for length in ("lr_warmup_", "lr_decay_", "lr_wsd_decay_"):
+            several = [f"{name} {value}" for name, value in given.items() if name.startswith(length)]
+            if len(several) > 1:
+                found.append(f"optimizer: can only specify one of {' and '.join(several)}. Leave one out.")
+        if "lr_decay_samples" in given and "lr_wsd_decay_iters" in given:
+            found.append(
+                "optimizer.lr_wsd_decay_iters ends with lr_decay_iters, and lr_decay_samples is given: set "
+                "lr_wsd_decay_samples instead."
+            )
+        return found
 
 
 def state_problems(

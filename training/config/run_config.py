@@ -373,24 +373,33 @@ def batch_schedule(train: TrainConfig) -> BatchSchedule:
 
 
 def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> Schedule:
-    """Learning rate and weight decay as functions of consumed samples; iterations become samples here."""
+    """Learning rate and weight decay as functions of consumed samples; iterations and fractions become samples here."""
     samples = batch_schedule(train).consumed_after
     decay_iters = optimizer.lr_decay_iters or train.train_iters
-    wsd_iters = optimizer.lr_wsd_decay_iters or max(1, decay_iters // 5)
-    start, end = optimizer.start_weight_decay, optimizer.end_weight_decay
+    decay = optimizer.lr_decay_samples or samples(decay_iters)
+    wsd, wsd_iters = optimizer.lr_wsd_decay_samples, optimizer.lr_wsd_decay_iters
+    if wsd is None and wsd_iters is None and optimizer.lr_decay_samples:
+        wsd = decay // 5
+    elif wsd is None:
+        wsd_iters = max(1, decay_iters // 5) if wsd_iters is None else wsd_iters
+        wsd = samples(max(decay_iters, wsd_iters)) - samples(max(0, decay_iters - wsd_iters))
+    warmup: float = optimizer.lr_warmup_samples or samples(optimizer.lr_warmup_iters)
+    if optimizer.lr_warmup_fraction is not None:
+        warmup = optimizer.lr_warmup_fraction * decay
+    start, end, ramp = optimizer.start_weight_decay, optimizer.end_weight_decay, optimizer.weight_decay_incr_samples
     return Schedule(
         lr=optimizer.lr,
         min_lr=optimizer.min_lr,
         lr_decay_style=optimizer.lr_decay_style,
-        warmup_samples=samples(optimizer.lr_warmup_iters),
-        decay_samples=samples(decay_iters),
-        # A decay longer than the whole is kept as asked, for Schedule.problems to refuse.
-        wsd_decay_samples=samples(max(decay_iters, wsd_iters)) - samples(max(0, decay_iters - wsd_iters)),
+        warmup_samples=warmup,
+        decay_samples=decay,
+        wsd_decay_samples=wsd,
         lr_wsd_decay_style=optimizer.lr_wsd_decay_style,
         start_weight_decay=optimizer.weight_decay if start is None else start,
         end_weight_decay=optimizer.weight_decay if end is None else end,
         weight_decay_incr_style=optimizer.weight_decay_incr_style,
-        weight_decay_samples=samples(train.train_iters),
+        weight_decay_samples=samples(train.train_iters) if ramp is None else ramp,
+        lr_warmup_init=optimizer.lr_warmup_init,
     )
 
 

@@ -211,6 +211,10 @@ def warnings_of(flags: str) -> list[str]:
             "tiny batch: each replica computes 2,048 tokens",
         ),
         ("--optimizer.lr_warmup_iters 0", "no warm-up"),
+        (
+            "--optimizer.lr_decay_style WSD --optimizer.lr_wsd_decay_iters 1000000",
+            "WSD's final decay begins within the warm-up: the learning rate drops from",
+        ),
         ("--checkpoint.save_interval 5", "saving too often"),
         ("--checkpoint.save_interval_minutes 1", "saving too often"),
         ("--checkpoint.save_interval None", "nothing is saved before the end"),

@@ -32,7 +32,7 @@ def theirs(ours: Schedule) -> tuple[Any, dict[str, float]]:
     group: dict[str, float] = {}
     scheduler = OptimizerParamScheduler(
         SimpleNamespace(param_groups=[group]),
-        init_lr=0.0,
+        init_lr=ours.lr_warmup_init,
         max_lr=ours.lr,
         min_lr=ours.min_lr,
         lr_warmup_steps=ours.warmup_samples,
@@ -48,7 +48,7 @@ def theirs(ours: Schedule) -> tuple[Any, dict[str, float]]:
     return scheduler, group
 
 
-@pytest.mark.parametrize("warmup_samples", [0, 35, 38])  # with 35, a multiple of the batch, its end is hit
+@pytest.mark.parametrize("warmup_samples", [0, 35, 38, 0.1 * 420])  # with 35, a multiple of the batch, its end is hit
 @pytest.mark.parametrize(
     "style, wsd_style",
     [
@@ -56,8 +56,10 @@ def theirs(ours: Schedule) -> tuple[Any, dict[str, float]]:
         *(("WSD", style) for style in get_args(WSDDecayStyle)),
     ],
 )
-def test_learning_rate_is_megatron_s(style: DecayStyle, wsd_style: WSDDecayStyle, warmup_samples: int) -> None:
-    ours = schedule(lr_decay_style=style, lr_wsd_decay_style=wsd_style, warmup_samples=warmup_samples)
+def test_learning_rate_is_megatron_s(style: DecayStyle, wsd_style: WSDDecayStyle, warmup_samples: float) -> None:
+    ours = schedule(
+        lr_decay_style=style, lr_wsd_decay_style=wsd_style, warmup_samples=warmup_samples, lr_warmup_init=1e-6
+    )
     scheduler, group = theirs(ours)
     for iteration in range(80):  # 60 iterations to the end of the decay, and beyond
         assert ours.learning_rate(iteration * BATCH) == pytest.approx(group["lr"], rel=1e-12, abs=0), iteration
@@ -121,11 +123,8 @@ def test_no_length_of_zero_divides() -> None:
 @pytest.mark.parametrize(
     "changes, expected",
     [
-        ({"warmup_samples": 420}, "optimizer.lr_warmup_iters (420 samples) must be fewer than"),
-        (
-            {"lr_decay_style": "WSD", "wsd_decay_samples": 400},
-            "optimizer.lr_wsd_decay_iters (400 samples) must fit",
-        ),
+        ({"warmup_samples": 420}, "optimizer.lr_warmup_iters, _samples or _fraction (420 samples) must be fewer than"),
+        ({"lr_warmup_init": 1.0}, "optimizer.lr_warmup_init must be at most optimizer.lr 0.0003, found 1"),
         ({"weight_decay_incr_style": "constant"}, "start_weight_decay 0.01 and .end_weight_decay 0.2 differ"),
     ],
 )
@@ -148,6 +147,8 @@ def test_description_tells_schedules_apart_in_one_line() -> None:
             ("min_lr", 1e-6),
             ("lr_decay_style", "linear"),
             ("warmup_samples", 36),
+            ("warmup_samples", 36.5),
+            ("lr_warmup_init", 1e-6),
             ("decay_samples", 421),
             ("wsd_decay_samples", 99),
             ("lr_wsd_decay_style", "cosine"),

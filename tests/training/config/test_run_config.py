@@ -173,7 +173,7 @@ def test_the_debug_recipe_has_none() -> None:
         ),
         # schedule
         ("--optimizer.lr_warmup_iters 10", 1, ["optimizer.lr_warmup_iters", "optimizer.lr_decay_iters"]),
-        ("--optimizer.lr_decay_style WSD --optimizer.lr_wsd_decay_iters 11", 1, ["lr_wsd_decay_iters"]),
+        ("--optimizer.lr_wsd_decay_iters -1", 1, ["optimizer.lr_wsd_decay_iters must not be negative, found -1"]),
         ("--optimizer.lr_decay_iters 0", 1, ["optimizer.lr_decay_iters must be 1 or more, found 0"]),
         ("--optimizer.start_weight_decay -1", 1, ["optimizer.start_weight_decay must not be negative"]),
         ("--optimizer.adam_eps 0", 1, ["optimizer.adam_eps must be above 0"]),
@@ -372,6 +372,24 @@ def test_iterations_become_samples() -> None:
     assert (schedule.warmup_samples, schedule.decay_samples) == (32, 64)
     assert schedule.learning_rate(32) == config.optimizer.lr
     assert schedule.learning_rate(65) == config.optimizer.min_lr
+
+
+def test_a_length_has_one_unit() -> None:
+    config = parse_config([
+        DEBUG, *"--optimizer.lr_warmup_fraction 0.25 --optimizer.lr_decay_samples 70".split(),
+        *"--optimizer.weight_decay_incr_samples 30 --optimizer.lr_wsd_decay_samples 0".split(),
+    ])  # fmt: skip
+    schedule = learning_schedule(config.optimizer, config.train)
+    assert (schedule.warmup_samples, schedule.decay_samples, schedule.wsd_decay_samples) == (17.5, 70, 0)
+    assert schedule.weight_decay_samples == 30
+    for length, one, other in (("warmup", "iters", "samples"), ("warmup", "samples", "fraction"),
+                               ("decay", "iters", "samples"), ("wsd_decay", "iters", "samples")):  # fmt: skip
+        found = problems(f"--optimizer.lr_{length}_{one} 1 --optimizer.lr_{length}_{other} 0.5".replace(
+            "samples 0.5", "samples 2"))  # fmt: skip
+        assert f"can only specify one of lr_{length}_{one} 1 and lr_{length}_{other}" in found, (one, other)
+    assert "set lr_wsd_decay_samples instead" in problems(
+        "--optimizer.lr_wsd_decay_iters 1 --optimizer.lr_decay_samples 9"
+    )
 
 
 def test_only_what_defaults_to_none_may_be_none() -> None:

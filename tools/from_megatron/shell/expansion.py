@@ -220,6 +220,8 @@ class Expander:
 
 def _names_files(text: str) -> bool:
     """Whether a pattern may be the name of a file, unlike a list such as "([0]*3+[1]*58)", "Et*3|t|L" or "M-M*-"."""
+    if set("'\"") & set(text):
+        return False  # quotes that eval is to read: no file has such a name
     if re.fullmatch(r"[MGE*+|/-]+", text) and set("MG") & set(text):
         return False
     layers = re.fullmatch(r"[\d\[\]()*+,|EtmL-]*[\d\])L|]", text)

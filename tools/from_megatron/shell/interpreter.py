@@ -28,7 +28,7 @@ from tools.from_megatron.shell.syntax import (
     WhileCommand,
     Word,
 )
-from tools.from_megatron.unknown import Unknown, has_unknown
+from tools.from_megatron.unknown import has_unknown
 
 
 class Interpreter(ShellBranches):
@@ -157,7 +157,7 @@ class Interpreter(ShellBranches):
             self.variables.assuming = assuming
         self.substituted = end.status
         if output.unknown:
-            return self.unknowns.mark(Unknown(" ".join(shown.split()), self.variables.line))
+            return self.variables.output(" ".join(shown.split()))
         text = "".join(output.parts)
         if assuming is not None and has_unknown(text):
             assuming |= {name for each in self.unknowns.found(text) if each.assumed is not None for name in each.sets}

@@ -139,6 +139,13 @@ class Variables:
             value = value.get(0, value.get("0")) if value else None
         return value
 
+    def output(self, written: str) -> str:
+        """Of a ``$( )`` whose output cannot be known here: --set may give it, by the command as it is written."""
+        self.read.add(written)
+        if written in self.given:
+            return self.given[written]
+        return self.unknowns.mark(Unknown(written, self.line, (written,)))
+
     def elements(self, name: str) -> list[str]:
         """As ``${NAME[@]}``."""
         value = self.get(name)
@@ -300,8 +307,9 @@ class Variables:
         if name in self.given:
             self.read.add(name)
             return self.given[name]
+        whole = len(value) == 1  # a part of it is not what --set NAME=VALUE would give
         for each in unknowns:
-            if not each.sets:
+            if not each.sets or (whole and each.sets == (each.written,)):
                 named = Unknown(each.written, each.line or self.line, (name,), each.assumed)
                 value = value.replace(self.unknowns.mark(each), self.unknowns.mark(named))
         return value
