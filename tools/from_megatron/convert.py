@@ -103,7 +103,7 @@ def _note_reading(draft: Draft, reading: SourceReading) -> None:
     draft.arguments.strays += reading.strays
     draft.other_model += reading.other_model
     draft.notes += reading.notes
-    draft.unsupported += _not_followed(reading)
+    draft.open += _not_followed(reading)
     summary.note_answers(draft, script.answers, launch)
     summary.note_overwritten(draft, script.overwritten)
     summary.note_not_read(draft, script)

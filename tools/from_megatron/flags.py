@@ -71,7 +71,7 @@ def _all() -> Iterator[Flag]:
         yield _flag(entry, "translated", "")
     for name in forks.RENAMED:
         yield Flag(name, "1", "translated", fork=True)
-    yield from (_flag(entry, "translated", "", fork=True) for entry in forks.RESPELLED.split())
+    yield from (_flag(entry, "translated", "", fork=True) for entry in forks.RESPELLED)
     yield from _entries(IRRELEVANT, "irrelevant")
     yield from _entries(UNSUPPORTED, "unsupported")
     yield from _entries(OTHER_MODEL, "unsupported", other_model=True)
