@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     further = choices(arguments, reading.script.other_starts)
     further |= {unknown: ["global-batch-size"] for unknown in (rank_unknowns(launch) if by_ranks else ())}
     refuse_missing(arguments, source.typed, further)
-    draft = _translated(arguments, world, whole=not reading.shape)
+    draft = _translated(arguments, world, source.typed, whole=not reading.shape)
     if reading.shape:
         _keep_changes(draft, reading)
     _note_reading(draft, reading)
@@ -77,7 +77,7 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     return recipe_text.toml(draft, origin, blocks), Summary(blocks, complete, draft.other_model, draft.not_understood)
 
 
-def _translated(arguments: Arguments, world: int | None, whole: bool) -> Draft:
+def _translated(arguments: Arguments, world: int | None, typed: Sequence[str], whole: bool) -> Draft:
     """A draft. What another model lacks of this one's flags is not worth a message: that it is another one is.
 
     whole: whether the flags say the whole training.
@@ -85,7 +85,7 @@ def _translated(arguments: Arguments, world: int | None, whole: bool) -> Draft:
     try:
         draft = translated(arguments, world)
         if whole:
-            refuse_unknown(draft)
+            refuse_unknown(draft, typed)
         return draft
     except UserError as error:
         others = [*arguments.other_model, *other_models(arguments)]
