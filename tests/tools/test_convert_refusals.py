@@ -45,7 +45,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
         "rope_parameters.factor = 'two': expected a number",
     ),
     "rope base that is not a number": (
-        LLAMA, {"rope_scaling": None, "rope_theta": float("nan"), "rope_parameters": None}, "not JSON: NaN is no"
+        LLAMA, {"rope_scaling": None, "rope_theta": float("nan"), "rope_parameters": None}, "rope_theta = nan: expected a"
     ),
     "two rope bases": (LLAMA, {"rope_theta": 7.0}, "rope_theta = 7.0"),
     "attention bias": (LLAMA, {"attention_bias": 1}, "attention_bias = 1: expected true or false"),

@@ -16,7 +16,7 @@ from tools.convert.headers import read_header, read_places
 
 F32 = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 HEADERS: dict[str, tuple[Any, int, str]] = {
-    "no object": ([1], 16, "expected a table"),
+    "no object": ([1], 16, "expected an object"),
     "entry without offsets": ({"a": {"dtype": "F32", "shape": [2]}}, 8, "a.data_offsets is missing"),
     "offset below 0": ({"a": F32 | {"data_offsets": [-16, 0]}}, 16, "a.data_offsets: expected"),
     "dim below 0": ({"a": F32 | {"shape": [-2, -2]}}, 16, "a.shape: expected"),
