@@ -255,7 +255,7 @@ def _gather(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     theta = config.pop("rope_theta", None)
     where, values = ("rope_parameters", new) if new is not None else ("rope_scaling", old or {})
     values = dict(values)
-    if theta is not None and values.setdefault("rope_theta", theta) != theta:
+    if theta is not None and (said := values.setdefault("rope_theta", theta)) is not theta and said != theta:
         raise RopeError("rope_theta", theta, f"{values['rope_theta']}, which {where} says")
     if new is not None and old is not None and {**old, "rope_theta": None} != {**new, "rope_theta": None}:
         raise RopeError("rope_scaling", old, "what rope_parameters says")
