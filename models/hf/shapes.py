@@ -123,12 +123,17 @@ def _read(config: Config) -> tuple[str, GPTShape, Config]:
         problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if key in SHOWN_BY_NO_TENSOR]
         if config.get("auto_map") is not None:
             why = "unknown, and code that comes with the model may read it (auto_map)"
-            problems += [f"{key} = {shown(value)}: {why}" for key, value in left.items() if key not in SHOWN_BY_NO_TENSOR]
+            problems += [
+                f"{key} = {shown(value)}: {why}" for key, value in left.items() if key not in SHOWN_BY_NO_TENSOR
+            ]
     if not problems:
         shape = GPTShape(**{"hf_model_type": model_type} | fields)
         problems = shape_problems(shape)
         if not problems:
             return model_type, shape, left
+    own_names = {key: alias for alias, key in architecture.aliases.items() if alias in config and key not in config}
+    for key, alias in own_names.items():
+        problems = [problem.replace(key, alias) if problem.startswith(f"{key} ") else problem for problem in problems]
     raise UserError(
         "\n  ".join([f"config.json ({model_type}) has what Triplane's {model_type} does not compute:", *problems])
     )

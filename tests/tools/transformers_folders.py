@@ -24,8 +24,9 @@ MODELS: dict[str, dict[str, Any]] = {
     **{name: {} for name in (
         "llama", "mistral", "qwen2", "smollm3", "starcoder2", "granite", "phi3", "gpt_neox", "olmo2", "olmo3",
         "nemotron", "apertus")},
-    **{name: _HEAD for name in (
-        "ministral", "ministral3", "qwen3", "seed_oss", "gemma", "gemma2", "gemma3_text", "ernie4_5", "glm", "glm4")},
+    **dict.fromkeys(
+        ("ministral", "ministral3", "qwen3", "seed_oss", "gemma", "gemma2", "gemma3_text", "ernie4_5", "glm", "glm4"),
+        _HEAD),
     "qwen2 windows": _WINDOWS,
     "qwen3 tied": _HEAD | {"tie_word_embeddings": True},
     "mixtral": _LOCAL,

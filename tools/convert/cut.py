@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from models.hf.config_parts import freq, skip_freq
-from models.hf.families import TABLES
+from models.hf.families import ARCHITECTURES, TABLES
 from models.hf.shapes import TOKEN_IDS, differing_fields, read_shape, write_config
 from models.hf.tables import Entry, constants, entries
 from models.shapes import GPTShape
@@ -144,7 +144,9 @@ def _own_configs(config: dict[str, Any], cut: Cut, written: dict[str, Any]) -> I
     except UserError:  # it can be imported, and not exported
         return
     named = {key: written[key] for key in ("model_type", "architectures")}
-    changed = {key: value for key, value in written.items() if key not in before or before[key] != value}
+    aliases = ARCHITECTURES[cut.model_type].aliases
+    names = {key: next((name for name in (key, aliases.get(key)) if name in config), key) for key in written}
+    changed = {names[key]: value for key, value in written.items() if key not in before or before[key] != value}
     kept = {key: value for key, value in config.items() if key not in CODE and (key in written or key not in before)}
     kept = {key: _of_blocks(value, whole.num_layers, cut.blocks) for key, value in kept.items()} | named
     yield kept | {key: value for key, value in changed.items() if key in config}
