@@ -13,7 +13,7 @@ import numpy as np
 from data.tokenizer_files import model_bytes, vocabulary_size
 from parallel.errors import UserError, printable
 from parallel.schema import shown
-from parallel.untrusted import InputError, json_value, read_json
+from parallel.untrusted import InputError, json_value, read_foreign
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -128,7 +128,7 @@ class JsonTokenizer:
         """What tokenizer_config.json beside the file says, else special_tokens_map.json."""
         for beside in (self.path.with_name(name) for name in BESIDE) if self.path else ():
             try:
-                token = read_json(beside, TokenizerConfig).eos_token
+                token = read_foreign(beside, TokenizerConfig).eos_token
             except FileNotFoundError:
                 continue
             except InputError as error:

@@ -10,7 +10,7 @@ from data.tiktoken_engine import byte_letters
 from data.tokenizer_files import model_bytes
 from data.tokenizer_json import JsonTokenizer
 from parallel.errors import UserError
-from parallel.untrusted import InputError, json_value, read_json
+from parallel.untrusted import InputError, json_value, read_foreign
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -170,6 +170,6 @@ def _named(said: dict[str, Any]) -> Iterator[str]:
 
 def _beside(path: Path, name: str) -> dict[str, Any]:
     try:
-        return dict(read_json(path.with_name(name), dict[str, Any]))
+        return dict(read_foreign(path.with_name(name)))
     except FileNotFoundError:
         return {}

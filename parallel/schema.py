@@ -37,10 +37,13 @@ class Infinite:
 
 
 class Unchecked:
-    """``Annotated[str, Unchecked]``: control characters are no problem, as in a traceback or a path."""
+    """``Annotated[str, Unchecked]``: control characters are no problem, as in a traceback or a path. Of a dict: what is
+    in it is not looked at."""
 
 
 Text = Annotated[str, Unchecked]
+Foreign = Annotated[dict, Unchecked]
+"""An object that another program wrote for itself: who uses a value of it checks that."""
 Count = Annotated[int, Range(0, 1 << 62)]
 """Bytes, samples, iterations, positions."""
 
@@ -115,7 +118,7 @@ def _read(value: object, kind: Any, place: str, reading: SchemaWalk) -> Any:
 def _annotated(value: object, kind: Any, notes: tuple[Any, ...], place: str, reading: SchemaWalk) -> Any:
     if kind is float and Infinite in notes and value in (math.inf, -math.inf):
         return value
-    if kind is str and Unchecked in notes and isinstance(value, str):
+    if Unchecked in notes and isinstance(value, kind):
         return value
     before = len(reading.problems)
     found = _read(value, kind, place, reading)

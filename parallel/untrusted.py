@@ -8,7 +8,6 @@ file server that is away for a moment is no bad input. Standard library only: wa
 
 import errno
 import json
-import math
 import os
 import stat
 import tomllib
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from parallel.errors import UserError
-from parallel.schema import JSON, shown, structured
+from parallel.schema import JSON, Foreign, shown, structured
 
 JSON_BYTES, TOML_BYTES, TEXT_BYTES = 64 << 20, 4 << 20, 16 << 20
 """Largest file of each kind that is read, but where a reader says otherwise."""
@@ -91,32 +90,32 @@ def read_text(path: Path, most_bytes: int = TEXT_BYTES) -> str:
     return _decoded(read_bytes(path, most_bytes), path)
 
 
-def read_json[T](
-    path: Path,
-    kind: type[T] | Any = JSON,
-    most_bytes: int = JSON_BYTES,
-    *,
-    unique_names: bool = False,
-    infinity: bool = False,
-) -> Any:
-    """A JSON file as ``kind`` (see ``parallel.schema``); keys that a dataclass lacks are ignored. infinity: as of
-    ``json_value``."""
-    data = read_bytes(path, most_bytes)
-    return _checked(json_value(data, path, unique_names=unique_names, infinity=infinity), kind, path, None)
+def read_json[T](path: Path, kind: type[T] | Any = JSON, most_bytes: int = JSON_BYTES) -> Any:
+    """A JSON file as ``kind`` (see ``parallel.schema``); keys that a dataclass lacks are ignored."""
+    return parse_json(read_bytes(path, most_bytes), kind, path)
+
+
+def read_foreign[T](path: Path, kind: type[T] | Any = Foreign) -> Any:
+    """A JSON file of Hugging Face's libraries, as ``kind``: an object, or what a dataclass reads of one.
+
+    They read it with Python's json: what that takes and nobody here uses is no problem, be it NaN, a number of thirty
+    digits, half a surrogate pair or a name that is there twice, whose last value counts.
+    """
+    return _checked(json_value(read_bytes(path, JSON_BYTES), path, constants=True), kind, path, None)
 
 
 def json_value(
-    data: bytes | str, where: object = "a message", *, unique_names: bool = False, infinity: bool = False
+    data: bytes | str, where: object = "a message", *, unique_names: bool = False, constants: bool = False
 ) -> Any:
     """JSON as it is, for large tables, whose reader checks each entry itself. Raises InputError for what is no JSON.
 
-    unique_names: an object that has a name twice is none; otherwise its last value counts. infinity: Python's word
-    Infinity, which is no JSON, is a number.
+    unique_names: an object that has a name twice is none; otherwise its last value counts. constants: Python's words
+    NaN and Infinity, which are no JSON, are numbers.
     """
     pairs = _unique if unique_names else None
     try:
         text = data if isinstance(data, str) else _decoded(data, where)
-        return json.loads(text, parse_constant=_infinity if infinity else _refuse, object_pairs_hook=pairs)
+        return json.loads(text, parse_constant=None if constants else _refuse, object_pairs_hook=pairs)
     except RecursionError:
         raise InputError(where, "lists and objects nest too deep.") from None
     except ValueError as error:  # of the decoder, or of int() for thousands of digits
@@ -191,12 +190,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{shown(twice)} is there twice")
     return found
-
-
-def _infinity(word: str) -> float:
-    if word != "Infinity":
-        _refuse(word)
-    return math.inf
 
 
 def _refuse(constant: str) -> NoReturn:

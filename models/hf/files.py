@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import InputError, open_regular, read_json
+from parallel.untrusted import InputError, open_regular, read_foreign
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer.tiktoken", "vocab.json")
 """What a tokenizer is opened from here."""
@@ -32,7 +32,7 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     """A Hugging Face folder's ``config.json``. Raises UserError where it cannot be read."""
     path = folder / "config.json"
     try:
-        return read_json(path, dict[str, Any], unique_names=True, infinity=True)
+        return dict(read_foreign(path))
     except OSError as error:
         raise InputError(path, f"expected the configuration of a model; {error.strerror}.") from None
 

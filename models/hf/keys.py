@@ -44,6 +44,8 @@ class Architecture:
     """Their key -> its supported values; the first is written."""
     implied: Mapping[str, Any] = field(default_factory=dict)
     """Our fields that every such model has."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Another name of a key -> the key, as ``attribute_map`` of their configuration class has it."""
     parts: tuple[tuple[Read, Write], ...] = ()
     """What is not one number for one number."""
 
@@ -116,8 +118,8 @@ SPANS: Mapping[str, Span] = {
 
 
 def is_number(value: object) -> bool:
-    """Finite, and neither a truth value nor text."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Finite, and neither a truth value nor text; a whole one may have any size."""
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
 
 
 def pop_number(left: Config, key: str, default: int, span: Span) -> int:

@@ -29,16 +29,21 @@ def read_phi_rope(left: Config, fields: dict[str, Any]) -> None:
     original = values.pop("original_max_position_embeddings", None) or original
     factor, attention = values.pop("factor", None), values.pop("attention_factor", None)
     plain = {key: value for key, value in values.items() if key not in ("rope_type", "type")}
+    own = {**plain_keys(left), "rope_parameters": plain}
     with rope.errors():
-        fields |= rope.read({**plain_keys(left), "rope_parameters": plain}, share=1.0)
+        fields |= rope.read(own, share=1.0)
     for key in ("rope_theta", "partial_rotary_factor"):
         left.pop(key, None)
+    left |= own  # what was not read
     turned = int(fields["kv_channels"] * fields["rotary_percent"]) // 2
     for key, value in factors.items():
         if not isinstance(value, list) or len(value) != turned or any(FACTOR.problem(key, one) for one in value):
             raise Unsupported(f"rope_scaling.{key}", value, f"{turned} numbers, one for each pair of turned channels")
     if ORIGINAL.problem("original_max_position_embeddings", original):
         raise Unsupported("original_max_position_embeddings", original, str(ORIGINAL))
+    for key, value in (("factor", factor), ("attention_factor", attention)):
+        if value is not None and FACTOR.problem(key, value):
+            raise Unsupported(f"rope_scaling.{key}", value, str(FACTOR))
     fields |= {
         "rope_scaling": "longrope",
         "rope_short_factor": tuple(float(one) for one in factors[SHORT] or ()),
@@ -47,8 +52,6 @@ def read_phi_rope(left: Config, fields: dict[str, Any]) -> None:
         "rope_scaling_factor": float(factor or fields["max_position_embeddings"] / original),
     }
     if attention is not None and not math.isclose(attention, longrope_attention(fields), rel_tol=1e-9):
-        if FACTOR.problem("rope_scaling.attention_factor", attention):
-            raise Unsupported("rope_scaling.attention_factor", attention, str(FACTOR))
         fields["rope_attention_factor"] = float(attention)
 
 

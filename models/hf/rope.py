@@ -55,6 +55,8 @@ LONGROPE = {
     "rope_short_factor", "rope_long_factor", "rope_original_max_position_embeddings", "rope_scaling_factor",
     "rope_attention_factor",
 }  # fmt: skip
+SCALES = ("attention_factor", "mscale", "mscale_all_dim")
+"""What yarn's queries and keys are multiplied by; of another type, which would not be, 1 is nothing."""
 FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()} | {ROUNDED} | LONGROPE
 
 WHOLE = {"rope_original_max_position_embeddings"}
@@ -86,16 +88,23 @@ def read(
     theta: what rope_theta is where it is left out. share: likewise partial_rotary_factor, None: it may be 1 only.
     """
     where, values = _gather(config)
-    top = config.pop("partial_rotary_factor", None) if share is not None else None
+    top = config.pop("partial_rotary_factor", None)
     if top is not None and values.setdefault("partial_rotary_factor", top) != top:
         raise RopeError("partial_rotary_factor", top, f"{values['partial_rotary_factor']}, which {where} says")
-    return read_values(where, values, latent=latent, theta=theta, share=share)
+    return read_values(where, values, config, latent=latent, theta=theta, share=share)
 
 
 def read_values(
-    where: str, values: dict[str, Any], *, latent: bool = False, theta: float = 10000.0, share: float | None = None
+    where: str,
+    values: dict[str, Any],
+    unread: dict[str, Any],
+    *,
+    latent: bool = False,
+    theta: float = 10000.0,
+    share: float | None = None,
 ) -> dict[str, Any]:
-    """As ``read``, of the parameters alone, which ``where`` names."""
+    """As ``read``, of the parameters alone, which ``where`` names. unread: where to put those that the rope type has no
+    use for, which transformers warns of, and ignores."""
     values = dict(values)
     values.setdefault("rope_theta", theta)
     kind = values.pop("rope_type", values.pop("type", None)) or "default"
@@ -122,8 +131,9 @@ def read_values(
     if kind == "yarn" and latent:
         _check_mscales(where, fields, given)
     for name, value in values.items():
-        if value is not None:
+        if value is not None and name in SCALES and (kind == "yarn" or value != 1):
             raise RopeError(f"{where}.{name}", value, f"none: rope_type {kind!r} has {', '.join(_known(kind, latent))}")
+        unread[f"{where}.{name}"] = value
     return fields
 
 
@@ -197,10 +207,10 @@ def read_by_window(config: dict[str, Any], theta: float, local: float) -> dict[s
             raise RopeError("rope_theta", flat, f"{whole['rope_theta']}, which rope_parameters says")
         if old is not None and (not isinstance(old, dict) or {**whole, **old} != whole):
             raise RopeError("rope_scaling", old, "what rope_parameters says")
-        fields = read_values(f"rope_parameters.{WHOLE_SEQUENCE}", whole, theta=theta)
+        fields = read_values(f"rope_parameters.{WHOLE_SEQUENCE}", whole, config, theta=theta)
         plain = {"rope_theta": local if base is None else base, **kinds[WINDOWED]}
     where = f"rope_parameters.{WINDOWED}"
-    of_windows = read_values(where, plain, theta=theta)
+    of_windows = read_values(where, plain, config, theta=theta)
     if of_windows["rope_scaling"] != "none":
         raise RopeError(f"{where}.rope_type", of_windows["rope_scaling"], "'default'")
     return fields | {"rotary_base_local": of_windows["rotary_base"]}
@@ -245,7 +255,7 @@ def _gather(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     theta = config.pop("rope_theta", None)
     where, values = ("rope_parameters", new) if new is not None else ("rope_scaling", old or {})
     values = dict(values)
-    if theta is not None and values.setdefault("rope_theta", theta) != theta:
+    if theta is not None and (said := values.setdefault("rope_theta", theta)) is not theta and said != theta:
         raise RopeError("rope_theta", theta, f"{values['rope_theta']}, which {where} says")
     if new is not None and old is not None and {**old, "rope_theta": None} != {**new, "rope_theta": None}:
         raise RopeError("rope_scaling", old, "what rope_parameters says")

@@ -1,10 +1,12 @@
 """``config.json`` <-> ``GPTShape``.
 
 Every key of a configuration is one of: a number that is one of our fields; a switch whose only supported value is
-written here; without effect on the model; or refused. Exporting writes a configuration, reads it back, and refuses
-where the two shapes differ: what transformers' model would not compute is not written.
+written here; or without effect on the model, among them those that neither transformers' class nor we read. Exporting
+writes a configuration, reads it back, and refuses where the two shapes differ: what transformers' model would not
+compute is not written.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +39,19 @@ NO_EFFECT = frozenset("""
 """Keys that say nothing about what the model computes in pretraining; the last ones are of generation, which older
 files hold, too."""
 
-OFF: dict[str, Any] = {"use_sliding_window": False, "rope_interleaved": False, "add_cross_attention": False}
+SHOWN_BY_NO_TENSOR = frozenset("""
+    rope_theta rope_scaling rope_parameters partial_rotary_factor original_max_position_embeddings rope_interleaved
+    head_dim layer_types sliding_window use_sliding_window attention_chunk_size is_causal use_bidirectional_attention
+    attn_logit_softcapping final_logit_softcapping tie_word_embeddings text_config add_cross_attention per_layer_config
+    quantization_config compression_config fusion_config
+""".split())  # fmt: skip
+"""Keys that say how a model computes, which its tensors do not tell. Code that transformers' models share reads some of
+them, whatever a model's own class has; so none is passed over."""
+
+OFF: dict[str, Any] = {
+    "use_sliding_window": False, "rope_interleaved": False, "add_cross_attention": False, "is_causal": True,
+    "use_bidirectional_attention": False,
+}  # fmt: skip
 """Keys that an architecture does not read, and what says that the model is without such a thing."""
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -66,13 +80,36 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
 
     Raises UserError with everything in it that is not supported, by name.
     """
+    model_type, shape, _ = _read(config)
+    return model_type, shape
+
+
+def unread(config: Config) -> Config:
+    """Keys that mean nothing to the model: neither transformers' class nor Triplane reads them. Raises as
+    ``read_shape``."""
+    return _read(config)[2]
+
+
+def without_effect(config: Config, model_type: str) -> Config:
+    """What an export as ``model_type`` takes along of the configuration that was imported: keys that say nothing of the
+    model."""
+    found = NO_EFFECT
+    if config.get("model_type") == model_type:
+        with contextlib.suppress(UserError):  # of another model of the type, whose tokenizer is taken along
+            found = NO_EFFECT | unread(config).keys()
+    return {key: value for key, value in config.items() if key in found and key != "auto_map"}
+
+
+def _read(config: Config) -> tuple[str, GPTShape, Config]:
+    """And what no table knows."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise UserError(unsupported(config))
     architecture = ARCHITECTURES[model_type]
     left = {key: value for key, value in config.items() if key not in NO_EFFECT}
     fields: dict[str, Any] = _Fields(architecture.implied)
-    problems = _token_problems(config) + _read_switches(left, architecture) + _read_numbers(left, fields, architecture)
+    problems = _token_problems(config) + _read_aliases(left, architecture)
+    problems += _read_switches(left, architecture) + _read_numbers(left, fields, architecture)
     for read, _ in architecture.parts if not problems else ():
         try:
             read(left, fields)
@@ -81,13 +118,22 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
         except _NotRead:
             if not problems:
                 raise
+    left = {key: value for key, value in left.items() if not _is_off(key, value)}
     if not problems:
-        problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if not _is_off(key, value)]
+        problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if key in SHOWN_BY_NO_TENSOR]
+        if config.get("auto_map") is not None:
+            why = "unknown, and code that comes with the model may read it (auto_map)"
+            problems += [
+                f"{key} = {shown(value)}: {why}" for key, value in left.items() if key not in SHOWN_BY_NO_TENSOR
+            ]
     if not problems:
         shape = GPTShape(**{"hf_model_type": model_type} | fields)
         problems = shape_problems(shape)
         if not problems:
-            return model_type, shape
+            return model_type, shape, left
+    own_names = {key: alias for alias, key in architecture.aliases.items() if alias in config and key not in config}
+    for key, alias in own_names.items():
+        problems = [problem.replace(key, alias) if problem.startswith(f"{key} ") else problem for problem in problems]
     raise UserError(
         "\n  ".join([f"config.json ({model_type}) has what Triplane's {model_type} does not compute:", *problems])
     )
@@ -254,6 +300,16 @@ def _token_problems(config: Config) -> list[str]:
         value = config.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         problems += [problem for one in ids if (problem := span.problem(key, one)) is not None]
+    return problems
+
+
+def _read_aliases(left: Config, architecture: Architecture) -> list[str]:
+    problems = []
+    for alias, key in architecture.aliases.items():
+        if (value := left.pop(alias, None)) is not None and left.get(key) is None:
+            left[key] = value
+        elif value is not None and value != left[key]:
+            problems.append(str(Unsupported(alias, value, f"{left[key]}, which {key} says")))
     return problems
 
 

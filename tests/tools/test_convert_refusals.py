@@ -45,7 +45,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
         "rope_parameters.factor = 'two': expected a number",
     ),
     "rope base that is not a number": (
-        LLAMA, {"rope_scaling": None, "rope_theta": float("nan"), "rope_parameters": None}, "not JSON: NaN is no"
+        LLAMA, {"rope_scaling": None, "rope_theta": float("nan"), "rope_parameters": None}, "rope_theta = nan: expected"
     ),
     "two rope bases": (LLAMA, {"rope_theta": 7.0}, "rope_theta = 7.0"),
     "attention bias": (LLAMA, {"attention_bias": 1}, "attention_bias = 1: expected true or false"),
@@ -98,7 +98,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "blocks with and without RoPE": (TINY["smollm3_tiny"], {"no_rope_layers": [1, 2, 1, 1]}, "no_rope_layers = [1, 2"),
     "a bidirectional model": (TINY["gemma3_tiny"], {"use_bidirectional_attention": True}, "bidirectional_attention ="),
     "head width": (MOE, {"head_dim": None}, "head_dim = None: expected a number"),
-    "experts twice": (MOE, {"num_local_experts": 8}, "num_local_experts = 8: expected 4"),
+    "experts twice": (MOE, {"num_local_experts": 8}, "num_experts = 4: expected 8"),
     "router noise": (TINY["mixtral_tiny"], {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
     "window": (TINY["mistral_tiny"], {"sliding_window": -3}, "sliding_window = -3"),
     "choice of experts": (V2, {"topk_method": "sinkhorn"}, "topk_method = 'sinkhorn'"),

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from models.families import TINY
 from parallel.errors import UserError
 from tests.tools.hf_folders import write_folder
+from tests.tools.test_convert_training import EOS, SHAPE, SIDE, write_tokenizer
 from tools.convert.__main__ import main
 from tools.convert.headers import read_header, read_places
+from training.config.recipe import load
 
 F32 = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 HEADERS: dict[str, tuple[Any, int, str]] = {
-    "no object": ([1], 16, "expected a table"),
+    "no object": ([1], 16, "expected an object"),
     "entry without offsets": ({"a": {"dtype": "F32", "shape": [2]}}, 8, "a.data_offsets is missing"),
     "offset below 0": ({"a": F32 | {"data_offsets": [-16, 0]}}, 16, "a.data_offsets: expected"),
     "dim below 0": ({"a": F32 | {"shape": [-2, -2]}}, 16, "a.shape: expected"),
@@ -177,3 +181,64 @@ def test_a_model_far_larger_than_its_files_is_refused_before_it_is_listed(
     assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
     said = capsys.readouterr().err
     assert " lacks model.layers." in said or "has shapes that differ" in said
+
+
+ODD = '[1000000000000000019884624838656, 1e30, NaN, -Infinity, "\\ud800", "\\u0000", {"a\\u0001": null}]'
+"""What the libraries that write and read these files take, and nobody here uses."""
+NAMES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def with_odd(text: str) -> str:
+    """An object of the folder's own with ODD put into it."""
+    return text.replace("{", f'{{"nobody_reads_this": {ODD}, "nor_this": 1, "nor_this": 2, ', 1)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
+def test_what_nobody_reads_is_carried_there_and_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mark: str
+) -> None:
+    """And named, where it is a key of the model's configuration."""
+    hf, imported = tmp_path / "hf", tmp_path / "checkpoint"
+    write_folder(hf, SHAPE, config={"bos_token_id": 0, "eos_token_id": 1, "rope_scaling": None})
+    write_tokenizer(hf)
+    for name in NAMES:
+        text = (hf / name).read_text() if (hf / name).exists() else SIDE[name]
+        (hf / name).write_text(mark + with_odd(text))
+    (hf / "chat_template.json").write_text("no JSON at all")
+    (hf / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": 1e30, "x": float("nan")},
+                    "weight_map": dict.fromkeys(load_file(hf / "model.safetensors"), "model.safetensors")})
+    )  # fmt: skip
+    assert main(["import", "--no_logits", str(hf), str(imported)]) == 0
+    said = capsys.readouterr().out
+    assert "keys that say nothing to transformers' llama, nor to Triplane: nobody_reads_this, nor_this." in said
+    assert "no tokenizer" not in said and load(imported / "config.toml").data.eod_token == EOS
+    assert main(["export", str(imported), str(tmp_path / "out")]) == 0
+    for name in (*NAMES[1:], "chat_template.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (hf / name).read_bytes()
+    exported = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert repr(exported["nobody_reads_this"]) == repr(json.loads(ODD)) and exported["nor_this"] == 2
+
+
+def test_code_of_the_folder_s_own_may_read_what_transformers_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path / "hf", SHAPE, config={"auto_map": {"AutoModel": "modeling.Mine"}, "use_gates": True})
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
+    assert "use_gates = True: unknown, and code that comes with the model may read it" in capsys.readouterr().err
+
+
+def test_tensors_that_no_model_has_may_be_of_any_dtype(tmp_path: Path) -> None:
+    """Masks of old GPT-NeoX files are truth values, and their sizes are checked like others'."""
+    masks = {f"gpt_neox.layers.{block}.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool) for block in range(4)}
+    write_folder(tmp_path / "hf", TINY["pythia_tiny"], tensors=dict(masks))
+    assert main(["import", "--no_logits", "--verify", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
+
+
+def test_constants_that_lie_beside_weights_are_those_of_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {"model.layers.1.mlp.act_fn.beta": torch.tensor(0.7)}
+    write_folder(tmp_path / "hf", TINY["apertus_tiny"], tensors=dict(other))
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
+    assert "model.layers.1.mlp.act_fn.beta is 0.7; expected 0.5" in capsys.readouterr().err

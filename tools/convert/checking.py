@@ -1,16 +1,18 @@
 """Before anything is written: each of their tensors is used, and each of our rows filled, once."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from models.hf.row_layouts import Strip
-from models.hf.shapes import read_shape
-from models.hf.tables import Entry, copies, entries, full_name, is_computed, mtp_blocks
+from models.hf.shapes import read_shape, unread
+from models.hf.tables import Entry, constants, copies, entries, full_name, is_computed, mtp_blocks
 from models.shapes import GPTShape
-from parallel.errors import UserError
-from tools.convert.dtypes import FLOATS, FP8_BLOCK
+from parallel.errors import UserError, printable
+from tools.convert.dtypes import FLOATS, FP8_BLOCK, to_numbers
+from tools.convert.headers import DTYPES, THEIR_DTYPES
 from tools.convert.row_blocks import BLOCK_BYTES
 from tools.convert.source import SCALE, HfFolder
 from training.checkpoint.format.coverage import covered_once
@@ -62,6 +64,10 @@ def check(source: HfFolder, model_type: str, shape: GPTShape) -> list[str]:
         if found:
             more = f" and {'' if is_all else 'at least '}{len(found) - 5} more" if len(found) > 5 else ""
             raise UserError(f"{source.folder}: this {model_type} {what} {', '.join(found[:5])}{more}.")
+    for place, name in ((source.places[names[name]], names[name]) for name in used):
+        if place.dtype not in THEIR_DTYPES:
+            raise UserError(f"{place.file}: {name} is {place.dtype}; expected one of {', '.join(DTYPES)}.")
+    _check_constants(source, names, model_type, shape)
     check_scales(source, [names[name] for name in used])
     _check_copies(source, names, {name: of for name, of in equals.items() if name in names}, model_type, shape)
     return list(_notes(source, model_type, shape, computed))
@@ -125,6 +131,15 @@ def _check_copies(
             )
 
 
+def _check_constants(source: HfFolder, names: dict[str, str], model_type: str, shape: GPTShape) -> None:
+    for name, value in constants(model_type, shape).items():
+        if name in names and source.places[names[name]].dtype in FLOATS:
+            dtype = source.dtype(names[name])
+            found = to_numbers(source.rows(names[name], 0, 1, dtype), dtype).item()
+            if not math.isclose(found, value, rel_tol=1e-2):  # bf16 rounds
+                raise UserError(f"{source.folder}: {name} is {found:.6g}; expected {value}, which no model trains.")
+
+
 def same_rows(source: HfFolder, one: str, other: str) -> bool:
     """Whether two tensors hold the same numbers, compared block by block."""
     first, second = source.places[one], source.places[other]
@@ -141,6 +156,10 @@ def same_rows(source: HfFolder, one: str, other: str) -> bool:
 
 
 def _notes(source: HfFolder, model_type: str, shape: GPTShape, computed: list[str]) -> Iterator[str]:
+    if keys := sorted(unread(source.config)):
+        more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+        named = printable(", ".join(keys[:5]))
+        yield f"config.json has keys that say nothing to transformers' {model_type}, nor to Triplane: {named}{more}."
     if computed:
         yield f"{len(computed)} tensors follow from config.json and are no weights: {computed[0]}, ..."
     if read_shape(source.config)[1].mtp_num_layers != shape.mtp_num_layers:

@@ -1,7 +1,8 @@
 """A Hugging Face folder cut down to one block of each kind, for logits that any machine can compute.
 
-Its configuration is the folder's own but for the numbers that are cut: blocks, rows of the vocabulary, experts. Its
-weights are the folder's own: of the first block of each kind, of the first ids, of the first experts of each group.
+Its configuration is the folder's own but for what the architecture's writer says otherwise of the cut shape: blocks,
+rows of the vocabulary, experts. Its weights are the folder's own: of the first block of each kind, of the first ids, of
+the first experts of each group.
 """
 
 import dataclasses
@@ -15,11 +16,13 @@ import numpy as np
 
 from models.hf.config_parts import freq, skip_freq
 from models.hf.families import ARCHITECTURES, TABLES
-from models.hf.shapes import TOKEN_IDS
-from models.hf.tables import Entry, entries
+from models.hf.shapes import TOKEN_IDS, differing_fields, read_shape, write_config
+from models.hf.tables import Entry, constants, entries
 from models.shapes import GPTShape
+from parallel.errors import UserError
 from parallel.untrusted import read_text
 from tools.convert.checking import names_in
+from tools.convert.dtypes import from_numbers
 from tools.convert.headers import SINGLE, encode_header
 from tools.convert.row_blocks import BLOCK_BYTES
 from tools.convert.source import HfFolder
@@ -27,27 +30,8 @@ from training.checkpoint.format.pieces import ITEM_BYTES
 
 IDS = 1024
 """Rows of the vocabulary that stay."""
-SIZES = ("num_layers", "vocab_size", "num_moe_experts")
-DEPENDENT = (
-    "first_k_dense_replace",
-    "mlp_only_layers",
-    "decoder_sparse_step",
-    "num_experts",
-    "moe_layer_start_index",
-    "moe_layer_end_index",
-    "moe_layer_interval",
-    "num_nextn_predict_layers",
-    "moe_layers",
-    "hybrid_override_pattern",
-    "num_hidden_layers",
-    "n_routed_experts",
-    "layer_types",
-    "moe_layers",
-    "no_rope_layers",
-    "moe_layers",
-    "max_window_layers",
-)
-"""Keys of several architectures that go by the number of blocks or experts."""
+CODE = ("auto_map", "quantization_config")
+"""What is not of the cut: classes that lie elsewhere, and a rounding that its weights have no more."""
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
@@ -110,31 +94,76 @@ def write_cut(source: HfFolder, cut: Cut, folder: Path) -> None:
         for entry in entries(cut.model_type, cut.shape)
         for name, shape in entry.their_shapes().items()
     ]
+    beside = _constants(source, cut, names)
     with (folder / SINGLE).open("wb") as file:
-        file.write(encode_header((name, dtype, shape) for _, name, shape, dtype in found))
+        header = [(name, dtype, shape) for _, name, shape, dtype in found]
+        file.write(encode_header([*header, *((name, dtype, ()) for name, dtype, _ in beside)]))
         for entry, name, shape, dtype in found:
             if entry.unsqueezed == 0:  # of experts, side by side
                 words = source.rows(names[whole_name(name, cut)], 0, 1, dtype)[:, list(cut.experts)]
-                file.write(memoryview(np.ascontiguousarray(words).reshape(-1).view(np.uint8)))
+                file.write(_bytes_of(words))
                 continue
             for rows in _rows(entry, shape, cut):
                 file.write(_words(source, names[whole_name(name, cut)], rows, dtype))
+        for _, _, word in beside:
+            file.write(word)
+
+
+def _constants(source: HfFolder, cut: Cut, names: dict[str, str]) -> list[tuple[str, str, memoryview]]:
+    """Name, dtype and word of each number that lies beside weights: the folder's own, or else the table's."""
+    found = []
+    for name, value in constants(cut.model_type, cut.shape).items():
+        own = names.get(whole_name(name, cut))
+        dtype = source.dtype(own) if own is not None else "float32"
+        words = source.rows(own, 0, 1, dtype) if own is not None else from_numbers(np.array([[value]]), dtype)
+        found.append((name, dtype, _bytes_of(words)))
+    return found
 
 
 def cut_config(config: dict[str, Any], cut: Cut) -> dict[str, Any]:
-    """A folder's configuration with the numbers of the cut model."""
-    architecture = ARCHITECTURES[cut.model_type]
-    changed = {key: getattr(cut.shape, ours) for key, ours in architecture.numbers.items() if ours in SIZES}
-    for _, write in architecture.parts:
-        changed |= {key: value for key, value in write(cut.shape).items() if key in DEPENDENT}
-    if "num_local_experts" in config:
-        changed["num_local_experts"] = cut.shape.num_moe_experts
-    if "layers_block_type" in config:
-        changed["layers_block_type"] = [config["layers_block_type"][block] for block in cut.blocks]
-        changed.pop("hybrid_override_pattern", None)
-        changed.pop("num_hidden_layers", None)
-    gone = {"quantization_config", "auto_map", *TOKEN_IDS}
-    return {key: value for key, value in (config | changed).items() if key not in gone} | dict.fromkeys(TOKEN_IDS)
+    """A configuration of the cut model, which reads as its shape.
+
+    The folder's own wherever it can be, since transformers is to say what the folder's keys mean: with what the
+    architecture's writer says otherwise of the cut than of the whole. Where that does not read as the cut, as of keys
+    that say a number of blocks or experts by names that no writer has, the writer's alone. Raises UserError where the
+    architecture has no writing of it.
+    """
+    model_type, written = write_config(cut.shape)
+    no_ids = dict.fromkeys(TOKEN_IDS)
+    for candidate in _own_configs(config, cut, written):
+        if _means(candidate | no_ids, model_type, cut.shape):
+            return candidate | no_ids
+    return written | no_ids
+
+
+def _own_configs(config: dict[str, Any], cut: Cut, written: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The folder's own with what the cut changes, in keys that it has itself; then in all that the writer has."""
+    whole = read_shape(config)[1]
+    try:
+        before = write_config(dataclasses.replace(whole, hf_model_type=cut.shape.hf_model_type))[1]
+    except UserError:  # it can be imported, and not exported
+        return
+    named = {key: written[key] for key in ("model_type", "architectures")}
+    aliases = ARCHITECTURES[cut.model_type].aliases
+    names = {key: next((name for name in (key, aliases.get(key)) if name in config), key) for key in written}
+    changed = {names[key]: value for key, value in written.items() if key not in before or before[key] != value}
+    kept = {key: value for key, value in config.items() if key not in CODE and (key in written or key not in before)}
+    kept = {key: _of_blocks(value, whole.num_layers, cut.blocks) for key, value in kept.items()} | named
+    yield kept | {key: value for key, value in changed.items() if key in config}
+    yield kept | changed
+
+
+def _of_blocks(value: Any, layers: int, blocks: tuple[int, ...]) -> Any:
+    """Of a list with one entry for each block, those of the blocks that stay."""
+    return [value[block] for block in blocks] if isinstance(value, list) and len(value) == layers else value
+
+
+def _means(config: dict[str, Any], model_type: str, shape: GPTShape) -> bool:
+    try:
+        found, read = read_shape(config)
+    except UserError:
+        return False
+    return found == model_type and not any(differing_fields(shape, read))
 
 
 def whole_name(name: str, cut: Cut) -> str:
@@ -165,6 +194,10 @@ def _rows(entry: Entry, shape: tuple[int, ...], cut: Cut) -> Iterator[range]:
 def _words(source: HfFolder, name: str, rows: range, dtype: str) -> memoryview:
     words = source.rows(name, rows.start, len(rows), dtype)
     assert words.itemsize == ITEM_BYTES[dtype]
+    return _bytes_of(words)
+
+
+def _bytes_of(words: np.ndarray) -> memoryview:
     return memoryview(np.ascontiguousarray(words).reshape(-1).view(np.uint8))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from models.hf.keys import MOST_EXPERTS
 from models.hf.table import Table
 from parallel.untrusted import InputError
+from tools.convert.dtypes import FLOATS
 from tools.convert.headers import TensorSpan
 from training.checkpoint.format.pieces import ITEM_BYTES
 
@@ -31,7 +32,7 @@ def _parts(name: str, place: TensorSpan, fused: Mapping[str, tuple[str, ...]]) -
     """The tensor itself, or the matrices in it."""
     kind = next((kind for kind in fused if name.endswith(f".{kind}")), None)
     matrices = fused[kind] if kind else ()
-    whole = not kind or len(place.shape) != 3 or not math.prod(place.shape) or place.dtype == "float8_e4m3fn"
+    whole = not kind or len(place.shape) != 3 or not math.prod(place.shape) or place.dtype not in FLOATS
     if whole or place.shape[0] > MOST_EXPERTS or place.shape[1] % len(matrices):
         yield name, place
         return

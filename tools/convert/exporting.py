@@ -15,7 +15,7 @@ import numpy as np
 from data import tokenizers
 from models.hf.files import CARRIED, CARRIED_BYTES, present, read_configuration
 from models.hf.row_layouts import Strip
-from models.hf.shapes import NO_EFFECT, write_config
+from models.hf.shapes import without_effect, write_config
 from models.hf.tables import Entry, constants, copies, entries
 from models.resolve import resolve
 from models.shapes import GPTShape
@@ -187,8 +187,7 @@ def export_folder(
     tokenizer = any(name.startswith(("tokenizer.", "vocab", "tekken")) for name in carried)
     if like is not None and not tokenizer:
         raise UserError(f"--like {like}: expected a Hugging Face folder with a tokenizer; found none of its files.")
-    kept = read_configuration(from_folder) if "config.json" in carried else {}
-    kept = {key: value for key, value in kept.items() if key in NO_EFFECT and key != "auto_map"}
+    kept = without_effect(read_configuration(from_folder), model_type) if "config.json" in carried else {}
     ends, notes = own_ends(source, config, read_state(source).entries) if like is None else (None, [])
     written = with_ends({"pad_token_id": None, **kept, **theirs}, carried, ends)  # its default may be no id
     more = more_files(written, carried, ends)

@@ -10,7 +10,7 @@ from data import tokenizers
 from data.tokenizer_json import JsonTokenizer
 from data.tokenizers import SentencePieceTokenizer, TiktokenTokenizer, Tokenizer
 from parallel.errors import UserError
-from parallel.untrusted import read_json
+from parallel.untrusted import read_foreign
 from tools.convert.tokenizer import eos_ids, read_beside
 from training.checkpoint.imported import IMPORTED, STAND_INS
 from training.config.run_config import RunConfig
@@ -60,7 +60,7 @@ def with_ends(config: dict[str, Any], carried: Mapping[str, Path], ends: Ends | 
 
     An id that ended documents in training ends a text, whatever else does.
     """
-    generation = read_json(carried[GENERATION], dict[str, Any]) if GENERATION in carried else {}
+    generation = read_foreign(carried[GENERATION]) if GENERATION in carried else {}
     found = dict(config)
     if not eos_ids(found) and eos_ids(generation):
         found["eos_token_id"] = generation["eos_token_id"]
@@ -81,7 +81,7 @@ def more_files(config: Mapping[str, Any], carried: Mapping[str, Path], ends: End
     files: dict[str, bytes] = {}
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
     if GENERATION in carried:
-        own = read_json(carried[GENERATION], dict[str, Any])
+        own = read_foreign(carried[GENERATION])
         if not eos_ids(own) and "eos_token_id" in ids:
             files[GENERATION] = _encoded(own | {"eos_token_id": ids["eos_token_id"]})
         elif ends is not None and ends.eos not in eos_ids(own):
@@ -124,4 +124,4 @@ def _with_end(ids: list[int], end: int) -> int | list[int]:
 
 
 def _encoded(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(values, indent=2) + "\n").encode()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-from parallel.schema import Count, Range, structured
-from parallel.untrusted import InputError, open_regular, parse_json, read_json
+from parallel.schema import Count, Foreign, Range, structured
+from parallel.untrusted import InputError, open_regular, parse_json, read_foreign
 from training.checkpoint.format.pieces import ITEM_BYTES
 
 INDEX = "model.safetensors.index.json"
@@ -22,6 +22,11 @@ SINGLE = "model.safetensors"
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
 """Torch's names of the dtypes that weights may have in a safetensors file."""
+OTHER_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64,
+    "U64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+"""Bits of the dtypes that other tensors may have, such as masks and counters beside the weights."""
 THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 
 HEADER_BYTES = 100_000_000
@@ -37,6 +42,7 @@ class TensorSpan:
     file: Path
     start: int
     dtype: str
+    """Torch's name; of what weights cannot be, the format's own."""
     shape: tuple[int, ...]
 
     @property
@@ -116,7 +122,7 @@ def read_places(folder: Path) -> dict[str, TensorSpan]:
 
 def read_header(path: Path) -> dict[str, TensorSpan]:
     """The tensors of a safetensors file. Raises UserError where it is none, where it is cut short, where its header
-    does not fit it, and for dtypes that weights cannot have."""
+    does not fit it."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         table, length = _table(file, path, size)
@@ -152,17 +158,18 @@ def _table(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any], int]:
     data = b""
     while len(data) < length and (piece := file.read(length - len(data))):
         data += piece
-    return parse_json(data, dict[str, Any], path, unique_names=True), 8 + length
+    return dict(parse_json(data, Foreign, path, unique_names=True)), 8 + length
 
 
 def _check_entry(path: Path, name: str, entry: Described) -> str:
-    """Its dtype, by torch's name. Raises UserError where it does not fit itself."""
-    dtype, (begin, end) = DTYPES.get(entry.dtype), entry.data_offsets
-    if dtype is None:
-        raise InputError(path, f"{name} is {entry.dtype}; expected one of {', '.join(DTYPES)}.")
+    """Its dtype, as ``TensorSpan`` has it. Raises UserError where it does not fit itself."""
+    dtype, (begin, end) = DTYPES.get(entry.dtype, entry.dtype), entry.data_offsets
+    if dtype not in ITEM_BYTES and dtype not in OTHER_BITS:
+        raise InputError(path, f"{name} is {entry.dtype}; expected one of {', '.join([*DTYPES, *OTHER_BITS])}.")
     if len(entry.shape) > MOST_DIMS:
         raise InputError(path, f"{name} has {len(entry.shape)} dims; expected at most {MOST_DIMS}.")
-    expected = math.prod(entry.shape) * ITEM_BYTES[dtype]  # Python's own integers: no product overflows
+    bits = 8 * ITEM_BYTES[dtype] if dtype in ITEM_BYTES else OTHER_BITS[dtype]
+    expected = math.prod(entry.shape) * bits // 8  # Python's own integers: no product overflows
     if end - begin != expected:
         what = f"{name} {entry.dtype} {list(entry.shape)}"
         raise InputError(path, f"{what}: expected {expected:,} bytes; its offsets {begin:,} to {end:,} differ.")
@@ -171,7 +178,7 @@ def _check_entry(path: Path, name: str, entry: Described) -> str:
 
 def _by_file(index: Path) -> dict[str, list[str]]:
     """Names of tensors by the file that holds them. Raises UserError for files that are not in the folder itself."""
-    weight_map = read_json(index, SafetensorsIndex, unique_names=True).weight_map
+    weight_map = read_foreign(index, SafetensorsIndex).weight_map
     files: dict[str, list[str]] = {}
     for name, file in weight_map.items():
         files.setdefault(file, []).append(name)

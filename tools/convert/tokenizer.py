@@ -10,10 +10,15 @@ from data.tokenizers import Tokenizer, open_tokenizer
 from models.hf.files import CARRIED_BYTES, TOKENIZERS, present
 from models.hf.keys import MOST_TOKENS
 from parallel.errors import UserError
-from parallel.untrusted import read_bytes, read_json
+from parallel.schema import Foreign
+from parallel.untrusted import read_bytes, read_foreign
 
 STAND_IN = "byte"
-DESCRIPTIONS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
+DESCRIPTIONS = {
+    "generation_config.json": Foreign,
+    "tokenizer_config.json": TokenizerConfig,
+    "special_tokens_map.json": TokenizerConfig,
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,10 +54,8 @@ def choose(folder: Path, config: dict[str, Any], vocab_size: int) -> Choice:
 
 def check_beside(folder: Path) -> None:
     """Raises UserError for a file beside a tokenizer that is not what an export will need."""
-    for name, path in present(folder, DESCRIPTIONS).items():
-        read_json(path, dict[str, Any])
-        if name == "tokenizer_config.json":
-            read_json(path, TokenizerConfig)
+    for name, path in present(folder, tuple(DESCRIPTIONS)).items():
+        read_foreign(path, DESCRIPTIONS[name])
 
 
 def opened_as(path: Path, config: dict[str, Any]) -> Tokenizer:
@@ -80,7 +83,7 @@ def eos_ids(values: dict[str, Any]) -> list[int]:
 def read_beside(path: Path, name: str) -> dict[str, Any]:
     """A JSON file beside another; empty where there is none. Raises UserError where it is not an object."""
     try:
-        return read_json(path.with_name(name), dict[str, Any])
+        return dict(read_foreign(path.with_name(name)))
     except FileNotFoundError:
         return {}
 

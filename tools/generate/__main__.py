@@ -19,7 +19,7 @@ import tyro
 from parallel import command, launch
 from parallel.errors import UserError
 from parallel.flags import parse_flags
-from parallel.untrusted import read_json
+from parallel.untrusted import read_foreign
 from tools.convert.generation import own_ends
 from tools.convert.tokenizer import eos_ids
 from tools.generate.prompts import Prompt, new_tokens_for, prompt_of, read_prompts
@@ -168,7 +168,7 @@ def job_of(flags: Generate, opened: OpenedCheckpoint) -> Job:
 def _carried(opened: OpenedCheckpoint, name: str) -> dict[str, Any]:
     """A file of Hugging Face's that lies in the checkpoint; empty where there is none."""
     try:
-        return read_json(opened.folder / name, dict[str, Any])
+        return dict(read_foreign(opened.folder / name))
     except FileNotFoundError:
         return {}
 

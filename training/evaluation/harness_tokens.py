@@ -12,7 +12,7 @@ from pathlib import Path
 from data.tokenizer_json import JsonTokenizer, Token
 from data.tokenizers import SentencePieceTokenizer, Tokenizer
 from parallel.errors import UserError
-from parallel.untrusted import InputError, read_json
+from parallel.untrusted import InputError, read_foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _beside(path: Path | None) -> BeginConfig:
     if path is None or path.name != "tokenizer.json":
         return BeginConfig()
     try:
-        return read_json(path.with_name("tokenizer_config.json"), BeginConfig)
+        return read_foreign(path.with_name("tokenizer_config.json"), BeginConfig)
     except FileNotFoundError:
         return BeginConfig()
     except InputError as error:

@@ -39,6 +39,7 @@ _DEEPSEEK_NUMBERS = LLAMA_NUMBERS | {
     "num_experts_per_tok": "moe_router_topk",
     "routed_scaling_factor": "moe_router_topk_scaling_factor",
 }
+V3_ALIASES = {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"}
 _DEEPSEEK_IMPLIED = LLAMA_IMPLIED | {
     "multi_latent_attention": True,
     "qk_layernorm": True,
@@ -87,6 +88,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "norm_topk_prob": (False,),
         },
         implied=_DEEPSEEK_IMPLIED | {"moe_router_pre_softmax": True},
+        aliases={"num_experts": "n_routed_experts"},
         parts=(*_DEEPSEEK_PARTS, deepseek_experts(V2_DEFAULTS), (read_v2_choice, write_v2_choice)),
     ),
     "deepseek_v3": Architecture(
@@ -108,6 +110,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "moe_aux_loss_coeff": 1e-4,  # no key of theirs; arXiv:2412.19437, section 4.2
             "mtp_loss_scaling_factor": 0.3,
         },
+        aliases=V3_ALIASES,
         parts=(
             *_DEEPSEEK_PARTS,
             deepseek_experts(V3_DEFAULTS),

@@ -78,6 +78,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "moe_router_enable_expert_bias": True,
             "moe_router_load_balancing_type": "aux_loss",
         },
+        aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
         parts=(HEADS, rotary(theta=500_000.0), tied(True), (_read, _write)),
     ),
 }

@@ -16,7 +16,7 @@ from models.hf.families.base import (
     LLAMA_WHOLE,
     MLP,
 )
-from models.hf.families.deepseek import MTP
+from models.hf.families.deepseek import MTP, V3_ALIASES
 from models.hf.keys import Architecture, Config, take_bool
 from models.hf.table import Table
 from models.shapes import GPTShape
@@ -62,6 +62,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "moe_aux_loss_coeff": 1e-4,  # no key of theirs; arXiv:2508.06471, section 2.4
             "mtp_loss_scaling_factor": 0.3,
         },
+        aliases=V3_ALIASES,
         parts=(
             HEADS,
             (_read, _write),

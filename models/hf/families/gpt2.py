@@ -57,6 +57,12 @@ ARCHITECTURES: dict[str, Architecture] = {
             "add_bias_linear": True,
             "position_embedding_type": "learned_absolute",
         },
+        aliases={
+            "hidden_size": "n_embd",
+            "max_position_embeddings": "n_positions",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+        },
         parts=((read_gpt2, write_gpt2), tied(True)),
     ),
 }

@@ -79,6 +79,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "softmax_type": "learnable",
             "moe_router_load_balancing_type": "aux_loss",
         },
+        aliases={"num_experts": "num_local_experts"},
         parts=(
             WIDE_HEADS,
             (_read, _write),

@@ -80,6 +80,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "moe_router_enable_expert_bias": True,
             "moe_router_load_balancing_type": "aux_loss",
         },
+        aliases={"num_experts": "num_local_experts"},
         parts=(WIDE_HEADS, (_read, _write), rotary(theta=5_000_000.0, share=1.0), tied(False)),
     ),
 }

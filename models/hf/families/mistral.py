@@ -116,6 +116,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         | {"rms_norm_eps": 1e-5, "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001},
         switches=LLAMA_SWITCHES | {"router_jitter_noise": (0.0,)},
         implied=LLAMA_IMPLIED | {"moe_router_load_balancing_type": "aux_loss"},
+        aliases={"num_experts": "num_local_experts"},
         parts=(HEADS, ROPE, tied(False), window(None), (read_mixtral, write_mixtral)),
     ),
 }

@@ -43,7 +43,6 @@ EXPERTS = {
 def read_pattern(left: Config, fields: dict[str, Any]) -> None:
     """One letter a layer, or one word; files on the hub have letters, and the number of layers beside them."""
     pattern, words = left.pop("hybrid_override_pattern", None), take_list(left, "layers_block_type")
-    words = words or take_list(left, "layer_types")
     if words and any(not isinstance(word, str) or word not in KINDS for word in words):
         raise Unsupported("layers_block_type", words, f"a list of {', '.join(KINDS)}")
     if pattern is None:
@@ -161,6 +160,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "add_bias_linear": False,
             "position_embedding_type": "none",
         },
+        aliases={"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},
         parts=(
             (read_pattern, lambda shape: {
                 "hybrid_override_pattern": shape.hybrid_layer_pattern, "num_hidden_layers": shape.num_layers}),

@@ -53,6 +53,7 @@ ARCHITECTURES["olmoe"] = Architecture(
     switches=LLAMA_SWITCHES | {"clip_qkv": (None,)},
     implied=LLAMA_IMPLIED
     | {"qk_layernorm": True, "qk_layernorm_full_width": True, "moe_router_load_balancing_type": "aux_loss"},
+    aliases={"num_local_experts": "num_experts"},
     parts=(LLAMA_HEADS, rotary(), tied(False), ATTENTION_BIAS, olmoe_experts(64)),
 )
 

@@ -73,6 +73,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         | {"moe_intermediate_size": 768, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
         switches=LLAMA_SWITCHES,
         implied=LLAMA_IMPLIED | {"qk_layernorm": True, "moe_router_load_balancing_type": "global_aux_loss"},
+        aliases={"num_experts": "num_local_experts"},
         parts=(WIDE_HEADS, ROPE, tied(False), WINDOWS_EVERYWHERE, ATTENTION_BIAS, qwen_moe(128)),
     ),
 }

@@ -117,7 +117,6 @@ EXPERTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a block without experts": (QWEN35, {"mlp_only_layers": [1]}, "or decoder_sparse_step = '[1,0,1,1]'"),
     "attention without gates": (QWEN35, {"attn_output_gate": False}, "attn_output_gate = False: expected True"),
     "a longer convolution": (TINY["qwen35_tiny"], {"linear_conv_kernel_dim": 5}, "linear_conv_kernel_dim = 5"),
-    "experts in a dense model": (TINY["qwen35_tiny"], {"num_experts": 8}, "num_experts = 8: unknown"),
     "queries that do not grow by a number": (
         MINISTRAL3, {"rope_parameters": YARN}, "rope_parameters.llama_4_scaling_beta = None: expected a number from 0"
     ),

@@ -11,7 +11,7 @@ import numpy as np
 from models.resolve import resolve
 from parallel.errors import UserError
 from parallel.layout import Layout
-from parallel.untrusted import InputError, read_json
+from parallel.untrusted import InputError, read_foreign
 from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron.files import METADATA, TorchDist, TorchDistTensor
@@ -149,7 +149,7 @@ def _step(files: DcpFiles, found: NamedTensors) -> int | None:
 def _of_folder(folder: Path) -> int | None:
     """The iteration that the folder's name or Trainer's own file tells."""
     try:
-        said = read_json(folder / "trainer_state.json", dict[str, Any]).get("global_step")
+        said = read_foreign(folder / "trainer_state.json").get("global_step")
         if isinstance(said, int):
             return said
     except (OSError, InputError):

@@ -1,0 +1,133 @@
+"""The plain import of folders that transformers wrote: every architecture of the tables, and the way on from there.
+
+The comparisons of logits run in this file's one process and its forks, where the command starts processes.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.tokenizers import open_tokenizer
+from models.hf.families import ARCHITECTURES
+from models.hf.files import read_configuration
+from models.hf.shapes import NO_EFFECT, unread
+from parallel.errors import UserError
+from parallel.launch import Identity
+from programs import Program
+from ranks import run_ranks
+from tests.tools.transformers_folders import MODELS, save_model
+from tools.convert import logits
+from tools.convert.__main__ import main
+
+ONE_AT_A_TIME = threading.Lock()
+
+
+def compute(command: list[str], whose: str, timeout_s: float) -> None:
+    """In place of a process for each side: theirs here, where transformers' models are imported; ours in a fork."""
+    side, folder, output, dtype = command[3:]
+    with ONE_AT_A_TIME:
+        if side == "hf_folder":
+            logits.theirs_to_file(Path(folder), Path(output), dtype)
+            return
+        if not (child := os.fork()):
+            code = 1
+            try:
+                logits.ours_to_file(Path(folder), Path(output), dtype)
+                code = 0
+            except BaseException:
+                traceback.print_exc(file=sys.__stderr__)
+            finally:
+                os._exit(code)
+        if os.waitpid(child, 0)[1]:
+            raise UserError(f"{whose} logits could not be computed")
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the command says of each: exit code, output. Beside them, of each class, a folder, other names, keys."""
+    root = tmp_path_factory.mktemp("transformers")
+
+    def import_all(_: Identity) -> None:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        logits._run = compute
+        found: dict[str, Any] = {"root": str(root), "classes": {}}
+        for name in MODELS:
+            out, folder = io.StringIO(), root / name.replace(" ", "_")
+            save_model(folder, name)
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+                code = main(["import", str(folder), f"{folder}.imported"])
+            found[name] = code, out.getvalue()
+            kind = CONFIG_MAPPING[name.split()[0]]
+            keys = [field.name for field in dataclasses.fields(kind)]
+            found["classes"][name.split()[0]] = folder.name, kind.attribute_map, keys
+        (root / "said.json").write_text(json.dumps(found))
+
+    run_ranks(1, import_all)
+    found: dict[str, Any] = json.loads((root / "said.json").read_text())
+    return found
+
+
+def test_every_architecture_is_here() -> None:
+    """But for Kimi K2, whose class transformers has not."""
+    assert {name.split()[0] for name in MODELS} == ARCHITECTURES.keys() - {"kimi_k2"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_transformers_wrote_is_imported_by_the_plain_command(said: dict[str, Any], name: str) -> None:
+    code, text = said[name]
+    assert code == 0, text
+    assert "note: logits of 64 tokens agree within " in text
+    assert "no tokenizer" not in text
+
+
+def test_from_a_folder_of_transformers_to_its_generate(said: dict[str, Any], tmp_path: Path) -> None:
+    """Imported by the plain command, trained by the command that its config.toml and docs/checkpoints print, exported,
+    and read by transformers, whose generation ends where the tokenizer's documents do."""
+    imported, texts = Path(said["root"]) / "qwen3_tied.imported", tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(json.dumps({"text": "some words of a text " * 20}) for _ in range(20)))
+    recipe = (imported / "config.toml").read_text()
+    assert "python pretrain_gpt.py CHECKPOINT/config.toml --checkpoint.load CHECKPOINT --data.paths YOUR_DATA" in recipe
+    command = [f"{imported}/config.toml", "--checkpoint.load", str(imported), "--data.paths", str(texts)]
+    short = ["--run_dir", str(tmp_path / "run"), "--train.train_iters", "3", "--train.global_batch_size", "2"]
+    here = ["--device", "cpu", "--nproc", "1", "--data.cache_dir", str(tmp_path / "cache")]
+    program = Program([*command, *short, *here], tmp_path / "out")
+    printed = "\n".join(program.communicate())
+    assert program.returncode == 0, printed
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "tuned")]) == 0
+
+    def generate(_: Identity) -> None:
+        import transformers
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tuned", local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", local_files_only=True)
+        ids = tokenizer("some words", return_tensors="pt")["input_ids"]
+        made = model.generate(ids, max_new_tokens=5, do_sample=False)
+        found = {"ids": made.tolist()[0], "end": model.generation_config.eos_token_id, "eos": tokenizer.eos_token_id}
+        (tmp_path / "found.json").write_text(json.dumps(found))
+
+    run_ranks(1, generate)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["end"], found["eos"]) == (2, 2)
+    assert found["ids"][:10] == list(open_tokenizer(imported / "tokenizer.json", "</s>").encode("some words"))
+    assert len(found["ids"]) > 10
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"kimi_k2"}))
+def test_no_key_that_a_class_of_transformers_reads_is_passed_over(said: dict[str, Any], name: str) -> None:
+    """By either of its names: whatever stands there is read, or refused."""
+    folder, aliases, keys = said["classes"][name]
+    assert ARCHITECTURES[name].aliases == aliases
+    config = read_configuration(Path(said["root"], folder))
+    for key in {*keys, *aliases} - NO_EFFECT:
+        with contextlib.suppress(UserError):
+            assert key not in unread({**config, key: "no such value"})
