@@ -169,7 +169,7 @@ class Watchdog:
             return
         if verdict_file.read(self.folder) is not None:
             return
-        how = "ended without a word, as by SIGKILL,"
+        how = "ended without a word"
         if end is not None and end.ended_by:
             how = f"was killed by {signal.Signals(end.ended_by).name}"
         text = (verdict_file.content(self.own.stacks_file()) or b"").decode(errors="replace")
@@ -182,6 +182,7 @@ class Watchdog:
             f"rank {self.about.rank} of {self.about.world_size} on {self.about.host} {how} "
             f"in iteration {at.iteration}, phase {at.phase}"
         )
+        line += f", within {inside}" if (inside := self.page.inside()) else ""
         self.pronounce(Verdict(
             kind="killed", rank=self.about.rank, world_size=self.about.world_size, host=self.about.host,
             iteration=at.iteration, phase=at.phase, line=line,
