@@ -25,6 +25,7 @@ from parallel import command
 from parallel.errors import UserError
 from parallel.flags import parse_flags
 from tools.convert.__main__ import at_least_one, size_in_bytes
+from tools.convert.resumable import check_free
 from tools.reshard import triplane_format
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import target as dcp_target
@@ -115,8 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def reshard(job: Reshard) -> None:
     """Raises UserError before anything is written, where the input is bad."""
     options, workers = job.options(), at_least_one(job.workers)
-    if job.target.exists():
-        raise UserError(f"{job.target}: already there. Give a name that is free, or remove it.")
+    check_free(job.target)
     source = open_source(job.source, options)
     try:
         plan = planned(source, options)
