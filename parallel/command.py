@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from parallel import surroundings
 from parallel.errors import SharedFault, UserError, printable
 
 INTERRUPTED = 130
@@ -56,6 +57,8 @@ def run(name: str, main: Callable[[], int]) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if surroundings.folder_is_gone():
+            raise UserError(surroundings.GONE)
         code = main()
         with contextlib.suppress(ValueError):  # closed by main
             sys.stdout.flush()
@@ -70,6 +73,8 @@ def run(name: str, main: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:
+        if problem := surroundings.problem(error):
+            return _say(f"{name}: {printable(problem)}", 2)
         return _say(f"{name}: {fault_line(error)}", 1)
 
 

@@ -88,7 +88,7 @@ def start(config: RunConfig, explicit: frozenset[str] = frozenset()) -> int:
         if identity is not None and identity.rank >= nproc:
             return 0  # nothing to do: the others are enough for whole replicas
         identity = replace(identity, world_size=nproc) if identity else None
-    write_check.raise_open_files()
+    write_check.check_limits()
     if identity is None or identity.rank == 0:
         if text := write_check.problem(run_dir):
             raise run_dir_error(run_dir, text)
