@@ -87,6 +87,12 @@ def leave(code: object) -> None:
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
+def os_error(name: str, error: OSError) -> int:
+    """Say what the system says of a file: the exit code, 2 where it is a right that is missing."""
+    code = 2 if isinstance(error, PermissionError) else 1
+    return _say(printable(f"{name}: {error.filename or 'a file'}: {error.strerror or error}"), code)
+
+
 def fault_line(error: BaseException) -> str:
     """A fault of the program or the machine in a line: what, where in our code, and where the traceback lies."""
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -105,8 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tools.reshard: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"tools.reshard: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
-        return 1
+        return command.os_error("tools.reshard", error)
     except KeyboardInterrupt:
         print("tools.reshard: interrupted; the same command continues it, or starts over", file=sys.stderr)
         return 130

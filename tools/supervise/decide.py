@@ -21,6 +21,7 @@ from pathlib import Path
 import tyro
 
 from parallel import command
+from parallel.errors import printable
 from parallel.flags import parse_flags
 from tools.shared.written import check_file, is_list_of_nodes
 from tools.supervise import attempts, evidence, rule
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = "".join(f"{node}\n" for node in decision.exclude)
         with contextlib.suppress(OSError):  # a hint; what decides is the exit code
             job.exclude_file.write_text(text)
-    print(decision.why, flush=True)
+    print(printable(decision.why), flush=True)
     return 0 if decision.again else 1
 
 

@@ -176,6 +176,7 @@ class Watchdog:
         if error := stacks.crash(text):
             stood = stacks.stand(text, self.about.main_thread)
             how = f"crashed ({error}{', at ' + stood.at if stood else ''})"
+            how += " since a file that it reads became shorter, or its disk failed," if "Bus error" in error else ""
         elif memory_kills() > self.memory_kills:
             how += " by the kernel's out-of-memory killer"
         line = (
