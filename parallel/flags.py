@@ -51,12 +51,12 @@ def number_problems(flags: Any) -> list[str]:
             if isinstance(one, float) and not math.isfinite(one):
                 found.append(f"--{field.name} must be a finite number, found {one}.")
             elif isinstance(one, int | float) and abs(one) > most:
-                shown = f"{one:g}" if abs(one) < MOST_SHOWN else "a larger one"
-                found.append(f"--{field.name} must be at most {most:g}, found {shown}.")
+                shown = f"{one:g}" if abs(one) < MOST_SHOWN else "more digits"
+                found.append(f"--{field.name} must be from {-most:g} to {most:g}, found {shown}.")
     return found
 
 
-MOST_NUMBER, MOST_SECONDS, MOST_SHOWN = 1e18, 1e9, 10**300
+MOST_NUMBER, MOST_SECONDS, MOST_SHOWN = 1e18, 1e9, 1.7e308
 TIMES = ("_s", "_minutes", "_hours", "minutes")
 source = functools.cache(inspect.getsource)
 

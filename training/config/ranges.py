@@ -73,7 +73,7 @@ def _problems(name: str, value: Any, kind: Any) -> list[str]:
     if isinstance(value, float) and not math.isfinite(value) and not (_may_be_infinite(kind) and value > 0):
         return [f"{name} must be a finite number, found {value}."]
     if isinstance(value, float) and math.isfinite(value) and abs(value) > MOST_FLOAT:
-        return [f"{name} must be at most {MOST_FLOAT:g}, found {value:g}."]
+        return [f"{name} must be from {-MOST_FLOAT:g} to {MOST_FLOAT:g}, found {value:g}."]
     most = LARGEST.get(name, MOST)
     numbers = value if isinstance(value, tuple) else (value,)
     if any(isinstance(number, int) and abs(number) > most for number in numbers):
