@@ -35,7 +35,16 @@ def root(config: DataConfig) -> Path:
         return path_of(config.cache_dir).absolute()
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("triplane"))
+    try:
+        found = Path(platformdirs.user_cache_dir("triplane"))
+    except (KeyError, RuntimeError):
+        found = Path()
+    if not found.is_absolute():
+        raise UserError(
+            "data.cache_dir: this user has no home folder (neither HOME nor an entry in passwd) to keep prepared data "
+            "in. Name a folder with data.cache_dir."
+        )
+    return found
 
 
 def build_once(target: Path, build: Callable[[Path], None], console: Console) -> None:
@@ -49,7 +58,7 @@ def build_once(target: Path, build: Callable[[Path], None], console: Console) ->
     if is_whole(target):
         return
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make(target.parent)
         with _lock(target, console) as is_locked:
             if not is_whole(target):
                 if is_locked:
@@ -58,10 +67,21 @@ def build_once(target: Path, build: Callable[[Path], None], console: Console) ->
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        raise UserError(
-            f"data.cache_dir: cannot write below {target.parent}: {error.strerror}. Name another folder with "
-            "data.cache_dir."
-        ) from error
+        raise _no_cache(target.parent, error) from error
+
+
+def _make(folder: Path) -> None:
+    """Whatever stands in the way of it: below /proc, say, there is "no such file"."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_cache(folder, error) from error
+
+
+def _no_cache(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"data.cache_dir: cannot write below {folder}: {error.strerror}. Name another folder with data.cache_dir."
+    )
 
 
 def is_whole(folder: Path) -> bool:

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -60,6 +60,9 @@ class Shard:
         self.manifest: ShardManifest | None = None
         try:
             with _opened(idx_path(prefix)) as index, _opened(bin_path(prefix)) as tokens:
+                self._facts = {
+                    path(prefix): _facts(os.fstat(file)) for path, file in ((idx_path, index), (bin_path, tokens))
+                }
                 self._read_index(index, os.fstat(tokens).st_size)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(f"data: {error.filename} is missing; a shard is a pair of .bin and .idx files.") from None
@@ -73,6 +76,19 @@ class Shard:
             if check_ends:
                 self._check_ends(self.manifest)
         self._tokens: np.ndarray | None = None
+
+    def changes(self) -> Iterator[str]:
+        """What has happened to its files since they were opened, a sentence's beginning for each."""
+        for path, before in self._facts.items():
+            try:
+                now = _facts(path.stat())
+            except OSError as error:
+                yield f"{path} cannot be found any more ({error.strerror})"
+                continue
+            if now.size != before.size:
+                yield f"{path} has changed from {before.size:,} to {now.size:,} bytes"
+            elif now != before:
+                yield f"{path} was written to, or replaced,"
 
     @property
     def tokens(self) -> np.ndarray:
@@ -313,6 +329,18 @@ class Shard:
             f"data: {idx_path(self.prefix)} has {found}, expected {expected}: damaged. {verify}"
             "Copy or tokenise it again."
         )
+
+
+class FileFacts(NamedTuple):
+    """What tells a file that was changed or replaced."""
+
+    size: int
+    modified_ns: int
+    number: int
+
+
+def _facts(found: os.stat_result) -> FileFacts:
+    return FileFacts(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 @contextlib.contextmanager

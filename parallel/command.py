@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from parallel import surroundings
 from parallel.errors import SharedFault, UserError, printable
 
 INTERRUPTED = 130
@@ -56,6 +57,8 @@ def run(name: str, main: Callable[[], int]) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if surroundings.folder_is_gone():
+            raise UserError(surroundings.GONE)
         code = main()
         with contextlib.suppress(ValueError):  # closed by main
             sys.stdout.flush()
@@ -70,6 +73,8 @@ def run(name: str, main: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:
+        if problem := surroundings.problem(error):
+            return _say(f"{name}: {printable(problem)}", 2)
         return _say(f"{name}: {fault_line(error)}", 1)
 
 
@@ -80,6 +85,12 @@ def leave(code: object) -> None:
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def os_error(name: str, error: OSError) -> int:
+    """Say what the system says of a file: the exit code, 2 where it is a right that is missing."""
+    code = 2 if isinstance(error, PermissionError) else 1
+    return _say(printable(f"{name}: {error.filename or 'a file'}: {error.strerror or error}"), code)
 
 
 def fault_line(error: BaseException) -> str:

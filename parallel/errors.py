@@ -20,6 +20,10 @@ class UserError(Exception):
         return printable(super().__str__())
 
 
+class StoppedOnRequest(SystemExit):
+    """A request to stop came while there was nothing to save. No other SystemExit ends a rank well: it is a user's."""
+
+
 class SharedMistake(UserError):
     """A mistake that every rank finds alike, so that rank 0 alone shows it."""
 

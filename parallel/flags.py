@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import math
 import sys
 import textwrap
 import typing
@@ -31,9 +32,32 @@ def parse_flags[Flags](
     registry = ConstructorRegistry()
     registry.struct_rule(_with_help)
     text = description and inspect.cleandoc(description)
-    return tyro.cli(kind, args=given, prog=program, description=text, use_underscores=True, registry=registry)
+    found = tyro.cli(kind, args=given, prog=program, description=text, use_underscores=True, registry=registry)
+    if problems := number_problems(found):
+        print("\n".join(f"{program}: {problem}" for problem in problems), file=sys.stderr)
+        raise SystemExit(2)
+    return found
 
 
+def number_problems(flags: Any) -> list[str]:
+    """Numbers that no flag of a tool means: nan, infinities, and what no clock counts to."""
+    found = []
+    for field in dataclasses.fields(flags) if dataclasses.is_dataclass(flags) else ():
+        value = getattr(flags, field.name)
+        if dataclasses.is_dataclass(value):
+            found += number_problems(value)
+        most = MOST_SECONDS if field.name.endswith(TIMES) else MOST_NUMBER
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, float) and not math.isfinite(one):
+                found.append(f"--{field.name} must be a finite number, found {one}.")
+            elif isinstance(one, int | float) and abs(one) > most:
+                shown = f"{one:g}" if abs(one) < MOST_SHOWN else "more digits"
+                found.append(f"--{field.name} must be from {-most:g} to {most:g}, found {shown}.")
+    return found
+
+
+MOST_NUMBER, MOST_SECONDS, MOST_SHOWN = 1e18, 1e9, 1.7e308
+TIMES = ("_s", "_minutes", "_hours", "minutes")
 source = functools.cache(inspect.getsource)
 
 

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parallel.durable import replace_file
-from parallel.errors import SharedFault, SharedMistake, UserError
+from parallel.errors import SharedFault, SharedMistake, StoppedOnRequest, UserError, printable
 from parallel.launch import LISTEN_FD, Identity, node_name
 from parallel.processes import die_with_parent
 from parallel.schema import Text
 from parallel.untrusted import read_json
+from parallel.users_code import end_now
 
 # How torch.distributed says that a *peer* has gone; such a failure is an echo, never the cause.
 ECHOES = (
@@ -87,8 +88,8 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
     except KeyboardInterrupt:
         code, failure = _interrupted(signal.SIGINT)
         return code, dataclasses.replace(failure, echo=True)
-    except SystemExit as stopped:  # asked to stop before there was anything to save
-        return int(stopped.code or 0), None
+    except StoppedOnRequest:
+        return STOPPED, None
     except BaseException as error:
         notes = "\n".join(getattr(error, "__notes__", ()))
         text = traceback.format_exc().removesuffix(f"{notes}\n")
@@ -122,7 +123,8 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
     """
     notes = Path(tempfile.mkdtemp(prefix="triplane-ranks-"))
     listener = socket.create_server(("127.0.0.1", 0), backlog=nproc)
-    stopped = mmap.mmap(-1, 1)  # shared with the ranks: 1 once one of them has left on request, before training
+    left = mmap.mmap(-1, 1 + nproc)  # shared with the ranks: 1 once one has left on request, before training, and for
+    # each rank once it has come to its end: one whose process ended before that was ended, whatever its exit code
     try:
         with _forwarding() as signals:
             ranks = {}
@@ -136,15 +138,15 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
                     port=listener.getsockname()[1],
                     listen_fd=listener.fileno() if rank == 0 else None,
                 )
-                ranks[_fork(run, identity, notes, os.getpid(), signals, stopped)] = rank
+                ranks[_fork(run, identity, notes, os.getpid(), signals, left)] = rank
             listener.close()
             signals.forward_to(ranks)
-            ended = _wait(ranks, stopped=lambda: stopped[0] == 1)
-        if stopped[0]:
+            ended = _wait(ranks, stopped=lambda: left[0] == 1, came_to_end=lambda rank: left[1 + rank] == 1)
+        if left[0]:
             _, failure = _verdict(ended, notes)
             if failure is None or failure.echo:
                 return STOPPED, None
-        cleanly = all(end.code in (0, STOPPED) for end in ended.values())
+        cleanly = all(end.well for end in ended.values())
         return _interrupted(signals.ending[0]) if signals.ending and not cleanly else _verdict(ended, notes)
     finally:
         listener.close()
@@ -157,7 +159,7 @@ def _fork(
     notes: Path,
     parent: int,
     signals: "_Forwarding",
-    stopped: mmap.mmap,
+    left: mmap.mmap,
 ) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
@@ -169,24 +171,25 @@ def _fork(
     try:
         die_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-        code, failure = guard(partial(_run_forked, run, signals, of_parent, stopped), identity)
+        code, failure = guard(partial(_run_forked, run, signals, of_parent, left), identity)
         if failure is not None:
             data = json.dumps(dataclasses.asdict(failure)).encode()
             replace_file(notes / str(identity.rank), data, durable=False)  # it may be killed in the midst of it
         sys.stdout.flush()
         sys.stderr.flush()
+        left[1 + identity.rank] = 1
     finally:
-        os._exit(code)
+        end_now(code)
 
 
 def _run_forked(
-    run: Callable[[Identity], int], signals: "_Forwarding", of_parent: int, stopped: mmap.mmap, identity: Identity
+    run: Callable[[Identity], int], signals: "_Forwarding", of_parent: int, left: mmap.mmap, identity: Identity
 ) -> int:
     try:
         signals.leave(of_parent)  # here ``guard`` sees what a handler raises
         return run(identity)
-    except SystemExit:
-        stopped[0] = 1
+    except StoppedOnRequest:
+        left[0] = 1
         raise
 
 
@@ -266,9 +269,19 @@ class Ended:
     code: int
     at: float
     by_us: bool
+    came_to_end: bool
+    """Of what it was to run."""
+
+    @property
+    def well(self) -> bool:
+        return self.came_to_end and self.code in (0, STOPPED)
 
 
-def _wait(ranks: Mapping[int, int], stopped: Callable[[], bool] = lambda: False) -> dict[int, Ended]:
+def _wait(
+    ranks: Mapping[int, int],
+    stopped: Callable[[], bool] = lambda: False,
+    came_to_end: Callable[[int], bool] = lambda _: True,
+) -> dict[int, Ended]:
     """How every rank ended. After the first failure the others get GRACE_S, SIGTERM, GRACE_S, SIGKILL.
 
     stopped: whether a rank has left on request before training began, which counts as one: another may have gone into
@@ -281,8 +294,11 @@ def _wait(ranks: Mapping[int, int], stopped: Callable[[], bool] = lambda: False)
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 code = os.waitstatus_to_exitcode(status)
-                ended[left.pop(pid)] = Ended(code=code, at=time.time(), by_us=len(sends) < 2)
-        over = stopped() or any(rank.code not in (0, STOPPED) for rank in ended.values())
+                rank = left.pop(pid)
+                ended[rank] = Ended(
+                    code=code, at=time.time(), by_us=len(sends) < 2, came_to_end=came_to_end(rank)
+                )  # fmt: skip
+        over = stopped() or not all(end.well for end in ended.values())
         if next_send == float("inf") and over:
             next_send = time.monotonic() + GRACE_S
         if time.monotonic() > next_send and sends:
@@ -300,17 +316,25 @@ def _verdict(ended: Mapping[int, Ended], notes: Path) -> tuple[int, Failure | No
     Where all are echoes (a peer hung, say), the first that left a word of its own tells more than one that we killed.
     """
     failures: dict[str, Failure] = {note.name: read_json(note, Failure) for note in notes.iterdir() if not note.suffix}
-    ill = {rank: end for rank, end in ended.items() if end.code not in (0, STOPPED)}
+    ill = {rank: end for rank, end in ended.items() if not end.well}
     silent = {str(rank): end for rank, end in ill.items() if str(rank) not in failures}
     for rank, end in silent.items():
-        code = end.code if end.code > 0 else 128 - end.code
-        failures[rank] = Failure(rank=int(rank), code=code, at=end.at, text=f"{_how(end)}\n", echo=end.by_us)
+        failures[rank] = Failure(
+            rank=int(rank), code=_fault_code(end), at=end.at, text=f"{_how(end)}\n", echo=end.by_us
+        )
     if not failures:
         return max((end.code for end in ended.values()), default=0), None
     first = min(failures.values(), key=lambda failure: (failure.echo, str(failure.rank) in silent, failure.at))
     if not first.echo:
         first = min((failure for failure in failures.values() if not failure.echo), key=lambda failure: failure.at)
     return first.code, first
+
+
+def _fault_code(end: Ended) -> int:
+    """What the run exits with. An end before the end is neither done nor stopped on request nor bad input."""
+    if end.code < 0:
+        return 128 - end.code
+    return end.code if end.came_to_end or end.code not in (0, 2, STOPPED) else 1
 
 
 def _how(end: Ended) -> str:
@@ -366,12 +390,13 @@ def report(failure: Failure, logs: Path, world_size: int) -> None:
 
     A fault is also written to the rank's own file in ``logs``.
     """
+    text, notes = printable(failure.text), printable(failure.notes)
     if failure.code == 2 or failure.rank is None:
-        print(f"pretrain_gpt.py: {failure.text}", file=sys.stderr, flush=True)
+        print(f"pretrain_gpt.py: {text}", file=sys.stderr, flush=True)
         return
     own = logs / f"rank-{failure.rank:05d}.failed.log"
     with contextlib.suppress(OSError):
-        own.write_text(f"{failure.text}{failure.notes}\n" if failure.notes else failure.text)
+        own.write_text(f"{text}{notes}\n" if notes else text)
     where = f"rank {failure.rank} of {world_size} on {node_name(os.environ)}"
-    last = f"\n{failure.notes}" if failure.notes else ""
-    print(f"{failure.text.rstrip()}\n{where} failed first; logs: {logs}{last}", file=sys.stderr, flush=True)
+    last = f"\n{notes}" if notes else ""
+    print(f"{text.rstrip()}\n{where} failed first; logs: {logs}{last}", file=sys.stderr, flush=True)

@@ -9,13 +9,14 @@ activations), nor does a step that is replayed. Costs a small kernel per call; r
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 Reduction = Literal["mean", "sum", "max", "min"]
+LONGEST_NAME = 200
 Metric = tuple[str, Reduction]
 Kept = tuple[Tensor, int]
 """Sum of the values, or with max and min the largest and smallest, fp64 []; and their number."""
@@ -98,10 +99,23 @@ def collecting(device: torch.device) -> Iterator[MetricCollector]:
 
 
 def record(name: str, value: Tensor | float, reduce: Reduction = "mean") -> None:
-    """Keep a value, of one element, for the metric ``name``. mean: over all ranks' calls, each weighing the same."""
-    if _collector is None or not torch.is_grad_enabled():
-        return
-    _merge(_collector.step, (name, reduce), (torch.as_tensor(value).detach().to(torch.float64).reshape(()), 1))
+    """Keep a value, of one element, for the metric ``name``. mean: over all ranks' calls, each weighing the same.
+
+    Raises ValueError for what is none, also where nothing is kept.
+    """
+    where = f"metrics.record({str(name)[:100]!r}, ...)"
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise ValueError(f"{where}: expected a name of 1 to {LONGEST_NAME} printable characters")
+    if reduce not in get_args(Reduction):
+        raise ValueError(f"{where}: expected reduce to be one of {', '.join(get_args(Reduction))}, found {reduce!r}")
+    try:
+        tensor = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{where}: expected a number, found {type(value).__name__}") from None
+    if tensor.numel() != 1 or tensor.is_complex():
+        raise ValueError(f"{where}: expected one real number, found {tensor.dtype} of shape {list(tensor.shape)}")
+    if _collector is not None and torch.is_grad_enabled():
+        _merge(_collector.step, (name, reduce), (tensor.to(torch.float64).reshape(()), 1))
 
 
 def begin_step() -> None:

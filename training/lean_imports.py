@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from parallel.errors import UserError
+from parallel.surroundings import torch_fits
 
 FIRST_STEP = ("numpy.ma", "numpy.random", "megatron.core.models.mimo.model.base", "megatron.core.models.mimo.optimizer")
 """What numpy (np.unique, the shuffled order) and Megatron (get_megatron_optimizer) import when first called: 25 ms on
@@ -20,7 +21,9 @@ TRANSFORMER_ENGINE = ("transformer_engine", "transformer_engine_torch")
 
 @contextlib.contextmanager
 def lean(device: str) -> Iterator[None]:
-    """What is imported within is to run on ``device``, "cpu" or "cuda"."""
+    """What is imported within is to run on ``device``, "cpu" or "cuda". Raises UserError where it does not fit."""
+    if text := torch_fits():
+        raise UserError(text)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_kept_for_good())
         stack.enter_context(_without("wandb"))

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from parallel.config import ParallelConfig
 from parallel.errors import SharedMistake
-from training.config.import_path import load, raised
+from parallel.users_code import named, users_code
+from training.config.import_path import accepts, load, raised
 from training.config.optimizer_config import OptimizerConfig
 
 FIELD = "optimizer.optimizer"
@@ -39,7 +40,11 @@ class OptimizerClass:
 
     def make(self, params: Any, lr: float, weight_decay: float, **_: object) -> torch.optim.Optimizer:
         """As the user's module documents its class; what else Adam would be given is not for it."""
-        return self.kind(params, lr=lr, weight_decay=weight_decay)  # type: ignore[call-arg]
+        what = f"your optimizer {self.path} ({FIELD})"
+        with users_code(f"__init__ of {what}"):
+            made = self.kind(params, lr=lr, weight_decay=weight_decay)  # type: ignore[call-arg]
+        made.step = named(f"step of {what}", made.step)  # type: ignore[method-assign, assignment]
+        return made
 
     def allocate(self, optimizer: torch.optim.Optimizer, _config: object = None) -> None:
         """Give every parameter the state that its first step would begin with, where it has none: what megatron-core
@@ -61,13 +66,11 @@ def load_class(path: str) -> type[torch.optim.Optimizer] | None:
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
         found = f"class {kind.__name__}" if isinstance(kind, type) else type(kind).__name__
         raise SharedMistake(f'{FIELD} "{path}": expected a subclass of torch.optim.Optimizer, found {found}.')
-    try:
-        inspect.signature(kind).bind([], lr=1.0, weight_decay=0.0)
-    except TypeError:
+    if not accepts(kind, 1, lr=1.0, weight_decay=0.0):
         raise SharedMistake(
             f'{FIELD} "{path}": expected {kind.__name__}(params, lr, weight_decay), found '
             f"{kind.__name__}{inspect.signature(kind)}."
-        ) from None
+        )
     return kind
 
 
@@ -83,10 +86,11 @@ def try_out(config: OptimizerConfig, parallel: ParallelConfig, device: torch.dev
     gpus = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(gpus), torch.no_grad():
         try:
-            found = _described(config.optimizer, kind, device, where)
-            _check_resume(found, device, where)
-            _check_learning_rate(found, device, where)
-            _check_parts(found, parallel, device, where)
+            with users_code(f"your optimizer {config.optimizer} ({FIELD})"):
+                found = _described(config.optimizer, kind, device, where)
+                _check_resume(found, device, where)
+                _check_learning_rate(found, device, where)
+                _check_parts(found, parallel, device, where)
         except SharedMistake:
             raise
         except Exception as error:

@@ -12,6 +12,7 @@ from parallel import launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.layout import smallest_world
 from parallel.processes import die_with_parent
+from parallel.users_code import no_sudden_end
 from training.cli import parse
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
@@ -87,7 +88,7 @@ def start(config: RunConfig, explicit: frozenset[str] = frozenset()) -> int:
         if identity is not None and identity.rank >= nproc:
             return 0  # nothing to do: the others are enough for whole replicas
         identity = replace(identity, world_size=nproc) if identity else None
-    write_check.raise_open_files()
+    write_check.check_limits()
     if identity is None or identity.rank == 0:
         if text := write_check.problem(run_dir):
             raise run_dir_error(run_dir, text)
@@ -136,7 +137,7 @@ def watched_ranks(
     watch = partial(monitored, config.fault, start_dir, request=request, environ=os.environ, cuda=cuda)
     me = identity or launch.Identity(world_size=nproc)
     if identity is not None or nproc == 1:
-        with watch(me) as watching:
+        with watch(me) as watching, no_sudden_end():
             run = prepared_run(config, run_dir, identity, lock, request, watching.heartbeat)
             code, failure = local_ranks.guard(partial(run, watching.heartbeat), me)
             failure = watching.settle(failure)
@@ -146,10 +147,11 @@ def watched_ranks(
         verdict = partial(verdict_file.read, start_dir)
         return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ, reported=lambda: bool(verdict()))
     else:
-        run = prepared_run(config, run_dir, None, lock, request)
+        with no_sudden_end():
+            run = prepared_run(config, run_dir, None, lock, request)
 
         def watched_run(rank: launch.Identity) -> int:
-            with watch(rank) as watching:
+            with watch(rank) as watching, no_sudden_end():
                 watching.heartbeat.code = run(watching.heartbeat, rank)
             return watching.heartbeat.code
 

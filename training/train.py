@@ -67,6 +67,7 @@ from training.parts import (
 from training.profile.memory_snapshot import memory_history
 from training.progress import Progress
 from training.run_dir import fingerprint, run_files
+from training.run_dir.data_watch import DataWatch
 from training.run_dir.history import noted_by
 from training.run_dir.history_callback import EvaluationNotes, HistoryCallback
 from training.run_dir.shared_check import check_shared
@@ -154,6 +155,7 @@ def train(
             *traces,
             MemoryReport(config, shape, chunks, optim, ranks, run.note),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
+            DataWatch(prepared, ranks),
             history,
             build_validation(run, chunks, recorder),
             samples := build_samples(run, chunks),

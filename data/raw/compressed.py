@@ -16,7 +16,10 @@ ALLOWANCE_BYTES = 64 << 20
 PACKED_BYTES = 4096
 """Read at a time of a .zst file: it may say 32,000 bytes with one, and all of them are in memory at once."""
 MOST_MEMORY = 128 << 20
-"""What a .zst or .xz file may ask for to be unpacked: its header says how far back it points."""
+"""What an .xz file may ask for to be unpacked: its header says how far back it points, and all of it is taken."""
+MOST_WINDOW = 2 << 30
+"""The same of a .zst file: what `zstd --long=31` makes, the most that zstd makes. Memory is touched as it is filled, so
+that it takes no more than what the file unpacks to."""
 ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 MOST_PADDING = 1 << 20
 """Bytes of zeros in a row, as gzip and xz allow them behind the content; more is a file that grew without content."""
@@ -81,6 +84,8 @@ class Unpacked(io.RawIOBase):
         except Exception as error:
             if not _is_damage(error):
                 raise
+            if asks := _asks_for_memory(error):
+                raise UserError(f"{self._path}: {asks}") from None
             raise self._damaged(error) from None
         self._unpacked_bytes += count
         if self._unpacked_bytes > self._limit:
@@ -106,6 +111,19 @@ def _is_damage(error: Exception) -> bool:
     """Of errors while unpacking. A MemoryError, for one, is none."""
     kinds = (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
     return isinstance(error, kinds) or type(error).__name__ == "ZstdError"
+
+
+def _asks_for_memory(error: Exception) -> str:
+    """What to say of a file that needs a larger window than is given; empty of another error."""
+    text, most, fix = str(error).lower(), 0, ""
+    if "too much memory" in text:
+        most, fix = MOST_WINDOW, "zstd --long=31 or less"
+    elif "memory usage limit" in text:
+        most, fix = MOST_MEMORY, "xz -9 or less"
+    return fix and (
+        f"points back further than the {most >> 20:,} MiB of memory that a file gets here to be unpacked. Compress it "
+        f"again, with {fix}."
+    )
 
 
 class _Stream(Protocol):
@@ -179,8 +197,8 @@ class _ZstdReader:
     """A .zst file's content, frame after frame. zstandard's own stream takes a truncated file for a short one."""
 
     def __init__(self, zstandard: Any, packed: _Packed) -> None:
-        # Frames say how large a window they need; without a limit a few bytes could ask for gigabytes of memory.
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=MOST_MEMORY)
+        # Frames say how large a window they need.
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW)
         self._packed = packed
         self._frame: Any = None
         self._ready = memoryview(b"")

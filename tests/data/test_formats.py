@@ -299,3 +299,19 @@ def test_streams_and_folders_of_datasets_are_known_by_content_too(tmp_path):
     replaced(path, LINES.replace(b"one", b"ONE"))
     after = fingerprint(inputs.find((str(path),))), hub._state_of(tmp_path)
     assert before[0] != after[0] and before[1] != after[1]
+
+
+@pytest.mark.parametrize("read", [of_paths, of_stream])
+def test_a_zst_with_a_window_of_2_gib_is_read_and_of_a_larger_one_it_is_said(read, tmp_path):
+    import zstandard
+
+    path = tmp_path / "a.jsonl.zst"
+    settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=31, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    data = compressor.compress(LINES) + compressor.flush()
+    assert zstandard.get_frame_parameters(data).window_size == 2 << 30
+    path.write_bytes(data)
+    assert read(path, tmp_path) == [text.encode() for text in TEXTS]
+    path.write_bytes(data[:5] + b"\xf8" + data[6:])
+    with pytest.raises(UserError, match=r"a\.jsonl\.zst: points back further than the 2,048 MiB .* zstd --long=31"):
+        read(path, tmp_path)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from data import corpus
+from data.cache import root
 from data.config import DataConfig
 from data.prepare import prepare
 from data.raw import pieces
@@ -273,3 +274,27 @@ def test_fingerprint_covers_the_tokenizer(config, monkeypatch):
     prepared = prepare(config, silent)
     monkeypatch.setattr(ByteTokenizer, "fingerprint", "other")
     assert prepare(config, silent).fingerprint != prepared.fingerprint
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc/1/x/y", "/dev/null/x"])
+def test_a_cache_that_cannot_be_is_named(folder, tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=rf"data.cache_dir: cannot write below {folder}"):
+        prepare(DataConfig(paths=(str(tmp_path / "a.txt"),), tokenizer="byte", cache_dir=folder), print)
+
+
+def test_neither_a_home_nor_a_name_in_passwd(monkeypatch):
+    """Of a process forked for it, whose user has no entry."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setuid(54321)
+            root(DataConfig())
+        except UserError as error:
+            code = 7 * ("data.cache_dir: this user has no home folder" in str(error))
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (7 if os.getuid() == 0 else 1)

@@ -97,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = parse_flags(Faults, argv, "python -m tests.faults", __doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
+    document.check(job.output)
     store = Store(path=job.results, seed=job.seed, commit=commit(), date=now()[:10], mend=job.mend)
     wrong = 0
     try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults.results import CaseResult
+from tools.shared.written import check_file, marked, write_file
 
 HEAD = """# What Triplane survives
 
@@ -29,6 +30,15 @@ def section(
     return "\n".join(lines) + "\n"
 
 
+PLACE = "--output", marked("# What Triplane survives")
+"""Where the document may lie, for ``tools.shared.written``."""
+
+
+def check(path: Path) -> None:
+    """Raises UserError where it may not lie there."""
+    check_file(path, *PLACE)
+
+
 def write(path: Path, title: str, text: str) -> None:
     """Put a section into the document, in place of the one of the same title, else at the end."""
     document = path.read_text() if path.exists() else HEAD
@@ -36,7 +46,8 @@ def write(path: Path, title: str, text: str) -> None:
     named = {part.split("\n", 1)[0]: part for part in sections}
     named[title] = text.removeprefix("## ")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n## ".join([head.rstrip("\n") + "\n", *(part.rstrip("\n") + "\n" for part in named.values())]))
+    text = "\n## ".join([head.rstrip("\n") + "\n", *(part.rstrip("\n") + "\n" for part in named.values())])
+    write_file(path, text.encode(), *PLACE)
 
 
 def _grouped(results: Sequence[CaseResult]) -> dict[tuple[str, str], list[CaseResult]]:

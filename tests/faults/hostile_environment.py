@@ -54,6 +54,8 @@ class Surroundings:
     """To the copy."""
     cwd: str = "."
     new_interpreter: bool = False
+    must_fail: bool = False
+    """It is a fault, with exit code 1."""
     same_bits: bool = True
     """Whether the end is as in ordinary surroundings; not on another number of ranks."""
 
@@ -99,6 +101,11 @@ def in_these(around: Surroundings, scenes: Path, folder: Path) -> CaseVerdict:
     return goes_on(scenes, copy, plain, ended, around.same_bits)
 
 
+def ugliness_of_a_fault(ended: EndedProgram) -> str:
+    """As of any other end; but a traceback of a user's code belongs there."""
+    return ugliness(EndedProgram(ended.code, ended.said.replace("Traceback (most recent call last)", "")))
+
+
 def restore(copy: Path) -> None:
     """Rights as they were, for the start that follows."""
     for path in [copy, *copy.rglob("*")]:
@@ -110,6 +117,11 @@ def judged(around: Surroundings, ended: EndedProgram) -> CaseVerdict:
     """Of what was said in hostile surroundings."""
     if ended.code is None:
         return CaseVerdict("hang", ended.said[-300:])
+    if around.must_fail:
+        named = ended.code == 1 and around.tells[0] in ended.said and not ugliness_of_a_fault(ended)
+        return (
+            CaseVerdict("handled") if named else CaseVerdict("silent", f"exit code {ended.code}: {ended.said[-300:]}")
+        )
     if ugly := ugliness(
         EndedProgram(ended.code, ended.said.replace("fault: ", "") if around.kind in SYSTEM else ended.said)
     ):
@@ -295,9 +307,48 @@ def paths(draw: Random) -> Surroundings:
     )  # fmt: skip
 
 
+def libraries(draw: Random) -> Surroundings:
+    """A variable that torch or Python reads holds nonsense."""
+    name = draw.choice(["TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "PYTHONWARNINGS"])
+    value = draw.choice(["error", "default"]) if name == "PYTHONWARNINGS" else draw.choice(["nonsense", "", "+x,-y"])
+    return Surroundings(
+        kind="libraries", text=f"{name}={value!r}", tells=(name,), environ={name: value}, new_interpreter=True
+    )
+
+
+ENDS = """
+import ctypes, os, sys
+from training.loop import Callback
+
+END = {END!r}
+
+
+class Ends(Callback):
+    def after_step(self, progress, result):
+        exec(END)
+"""
+
+
+def ends(draw: Random) -> Surroundings:
+    """A user's callback ends its process, or forks, after the one iteration that is left."""
+    end = draw.choice([
+        "sys.exit(0)", "sys.exit(75)", "sys.exit('text')", "sys.exit()", "os._exit(0)", "os._exit(75)", "os._exit(2)",
+        "raise KeyboardInterrupt", "raise GeneratorExit", "os.fork()", "raise ValueError('\\x1b[31mred')",
+    ])  # fmt: skip
+
+    def prepare(copy: Path) -> None:
+        (copy / "ends.py").write_text(ENDS.replace("{END!r}", repr(end)))
+
+    return Surroundings(
+        kind="ends", text=end, tells=("ends:Ends",), prepare=prepare, flags=("--train.callbacks", "ends:Ends"),
+        must_fail=end != "os.fork()",
+    )  # fmt: skip
+
+
 Make = Callable[[Random], Surroundings]
 KINDS: tuple[tuple[Make | None, int], ...] = (
-    (limits, 3), (streams, 3), (variables, 5), (mounts, 3), (permissions, 3), (paths, 2), (None, 6),
+    (limits, 3), (streams, 3), (variables, 5), (mounts, 3), (permissions, 3), (paths, 2), (None, 6), (libraries, 1),
+    (ends, 2),
 )  # fmt: skip
 """What makes a case, and its share; None: signals."""
 SYSTEM = ("limits", "mounts", "permissions", "streams")

@@ -21,6 +21,7 @@ from tests.gpu.runner import Budget, Subject, not_run, run_subject, without_time
 from tests.gpu.sizes import SizeName
 from tests.gpu.table import SUBJECTS, SubjectName
 from tools.benchmark.circumstances import ROOT
+from tools.shared.written import check_place
 
 
 @dataclass(kw_only=True)
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = parse_flags(ProveGpu, argv, "python -m tests.gpu", __doc__)
     if not launch.count_gpus(os.environ):
         return refused("no GPU was found here: nothing is proved. Run it on a machine with one or more NVIDIA GPUs.")
+    check_place(job.output / "gpu.json", "--output")
     chosen = [subject for subject in SUBJECTS if subject.name in ("environment", *job.subjects)]
     return prove(job, chosen, Budget(total_s=60 * job.minutes, began=began))
 

@@ -5,7 +5,6 @@
 Needs Debian's packages prometheus and prometheus-node-exporter. All servers listen on loopback alone. About 3 minutes.
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from parallel.flags import parse_flags
 from tests.monitoring import queries
 from tests.monitoring.mlflow_server import hung_server, real_server
 from tests.monitoring.scraped import scraped_run
-from tools.benchmark.circumstances import ROOT, circumstances, versions
+from tools.benchmark.circumstances import ROOT, circumstances, keep, versions
 
 PROGRAMS = ("prometheus", "promtool", "prometheus-node-exporter")
 
@@ -55,7 +54,7 @@ def main() -> int:
     found = circumstances()
     found["versions"] = found["versions"] | versions(("prometheus-client", "mlflow-skinny")) | program_versions()
     found |= {"asked": asked, "wrong": wrong}
-    flags.output.write_text(json.dumps(found, indent=2) + "\n")
+    keep(flags.output, found)
     print(f"{len(asked)} asked, {len(wrong)} wrong; {flags.output}")
     return 1 if wrong else 0
 

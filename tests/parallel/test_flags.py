@@ -41,3 +41,32 @@ def test_values_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parse_flags(Copy, [], "copy")
     assert "--folder" in capsys.readouterr().err
+
+
+@dataclass(kw_only=True)
+class Wait:
+    """Waits."""
+
+    pause_s: float = 1.0
+    tokens: float | None = None
+    shares: tuple[float, ...] = ()
+    count: int = 1
+    copy: Copy | None = None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--pause_s nan", "--pause_s must be a finite number, found nan"),
+        ("--pause_s inf", "--pause_s must be a finite number, found inf"),
+        ("--pause_s -1e300", "--pause_s must be from -1e+09 to 1e+09, found -1e+300"),
+        ("--tokens 1e19", "--tokens must be from -1e+18 to 1e+18, found 1e+19"),
+        ("--shares 1 nan", "--shares must be a finite number, found nan"),
+        (f"--count {'9' * 400}", "--count must be from -1e+18 to 1e+18, found more digits"),
+    ],
+)
+def test_a_number_that_no_flag_means_is_refused(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_flags(Wait, words.split(), "python -m wait")
+    assert capsys.readouterr().err == f"python -m wait: {says}.\n"
+    assert parse_flags(Wait, ["--tokens", "15e12"], "python -m wait").tokens == 15e12

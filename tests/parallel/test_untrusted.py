@@ -177,3 +177,21 @@ def test_all_problems_of_a_recipe_are_named_at_once() -> None:
 
 def test_a_value_is_shown_on_one_line_as_a_recipe_spells_it() -> None:
     assert shown('a\nfault: "b"') == '"a\\nfault: \\"b\\""'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join("a" * 100_000) + " = 1", "[" + ".".join("a" * 100_000) + "]",
+        "x = {" + " . ".join("a" * 9999) + " = 1}", ".".join(['"a"'] * 100_000) + " = 1",
+        "x = [{" + ".".join("a" * 50_000) + " = 1}]",
+    ],
+)  # fmt: skip
+def test_a_toml_key_of_very_many_parts_is_refused_at_once(text: str) -> None:
+    with pytest.raises(InputError, match=r"a key of more than 64 parts, with dots between"):
+        parse_toml(text)
+
+
+def test_dots_elsewhere_in_toml_are_none_of_a_key() -> None:
+    table = f"x = [{'0.5, ' * 200}]\ny = '{'a.' * 200}'\n# {'a.' * 200}\n'{'.' * 200}' = 1\n"
+    assert len(parse_toml(table)) == 3

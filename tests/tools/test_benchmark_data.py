@@ -23,7 +23,7 @@ def test_one_part_is_measured_and_the_other_keeps_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "data.json"
-    kept.write_text('{"tokenising": {"commit": "before"}}\n')
+    kept.write_text('{"tokenising": {"commit": "before", "load_average_1min": 1.0}}\n')
     slow = MeasuredRow(name="loader", ours=1.0, theirs=2.0, unit="samples/CPU s", at_least=8, is_rate=True)
     monkeypatch.setattr(benchmark.loading, "rows", lambda _: iter([slow]))
     assert benchmark.main(["--only", "loading", "--output", str(kept)]) == 1

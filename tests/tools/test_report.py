@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -366,3 +367,20 @@ def test_a_report_asked_of_a_dead_owner_only(tmp_path: Path) -> None:
     note(tmp_path, "start", attempt="aa", report=True)
     assert not asked(start_of(os.getpid()))  # it lives, and writes the page itself
     assert asked(1)
+
+
+def test_a_large_file_without_lines_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """A hole of 300 MiB between two lines, as a crash of a file server leaves."""
+    path = tmp_path / "metrics.jsonl"
+    line = b'{"iteration": 1, "loss": 5.0}\n'
+    with path.open("wb") as file:
+        file.write(line)
+        file.seek(300 << 20)
+        file.write(b"\n" + line.replace(b"1", b"2"))
+    tracemalloc.start()
+    try:
+        found = read_metrics(path)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+    assert found.columns["loss"].iterations == [1, 2] and found.unreadable

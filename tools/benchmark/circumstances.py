@@ -1,15 +1,17 @@
 """When, on what, and of which commit a number was measured."""
 
 import datetime
+import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import read_text
+from parallel.untrusted import read_json, read_text
+from tools.shared.written import check_file, marked, write_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,6 +27,22 @@ def circumstances() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions(("torch", "megatron-core")),
     }
+
+
+PLACE = "--output", marked('"load_average_1min": ')
+"""Where what was measured may go, for ``tools.shared.written``."""
+
+
+def earlier(output: Path) -> dict[str, Any]:
+    """What was measured before, by subject. Raises UserError where the file is none of these."""
+    check_file(output, *PLACE)
+    return read_json(output) if output.is_file() and output.stat().st_size else {}
+
+
+def keep(output: Path, measured: Mapping[str, Any]) -> None:
+    """Readable JSON. Raises UserError."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_file(output, (json.dumps(measured, indent=2) + "\n").encode(), *PLACE)
 
 
 def now() -> str:

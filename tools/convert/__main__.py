@@ -137,8 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tools.convert: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"tools.convert: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
-        return 1
+        return command.os_error("tools.convert", error)
     except KeyboardInterrupt:
         print("tools.convert: interrupted; the same command continues it, or starts over", file=sys.stderr)
         return 130

@@ -22,6 +22,7 @@ from parallel.errors import UserError
 from parallel.processes import ctrl_c_later, die_with_parent
 from parallel.untrusted import InputError, read_bytes
 from tools.convert.checked import FIX
+from tools.shared.written import check_place
 from training.checkpoint.format.manifest import DamagedError
 
 UNFINISHED = ".tmp-convert"
@@ -52,8 +53,9 @@ class ConversionJob(Protocol):
 
 def check_free(target: Path) -> None:
     """Raises UserError where there is something of this name."""
-    if target.exists():
+    if os.path.lexists(target):
         raise UserError(f"{target}: already there. Give a name that is free, or remove it.")
+    check_place(target)
 
 
 @contextlib.contextmanager

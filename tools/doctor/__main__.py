@@ -25,7 +25,11 @@ from tools.doctor.context import DoctorContext, situation
 from tools.doctor.deadline import Deadline
 from tools.doctor.node import GROUPS
 from tools.doctor.tcp_rendezvous import MeetingError
+from tools.shared.written import check_file, is_list_of_nodes, write_file
 from training.config.recipe import did_you_mean
+
+BAD_NODES = "--bad_nodes", is_list_of_nodes, ("bad_nodes.*",)
+"""Where their names may go, for ``tools.shared.written``."""
 
 
 @dataclass(kw_only=True)
@@ -79,6 +83,10 @@ def main(
     try:
         if job.problems():
             raise UserError(" ".join(job.problems()))
+        if job.bad_nodes:
+            check_file(job.bad_nodes, *BAD_NODES)
+        if job.json:
+            check_file(job.json, *report.PLACE)
         groups = job.groups()
         cluster = clusters.load(job.cluster) if job.cluster else None
         environ = os.environ if environ is None else environ
@@ -111,7 +119,7 @@ def _examine(job: Doctor, here: DoctorContext, groups: Sequence[str], began: flo
     try:
         if job.bad_nodes:
             job.bad_nodes.parent.mkdir(parents=True, exist_ok=True)
-            job.bad_nodes.write_text("".join(f"{node}\n" for node in result.bad))
+            write_file(job.bad_nodes, "".join(f"{node}\n" for node in result.bad).encode(), *BAD_NODES)
         if job.json:
             report.write_json(job.json, result, here, seconds)
     except OSError as error:

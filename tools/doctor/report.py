@@ -11,6 +11,7 @@ from tools.doctor.context import DoctorContext
 from tools.doctor.examine import Result
 from tools.doctor.finding import SEVERITY, FindingRow, Status
 from tools.doctor.node import GROUPS
+from tools.shared.written import marked, write_file
 
 COLOURS: dict[Status, str] = {"ok": "32", "not checked": "2", "warning": "33", "wrong": "1;31"}
 WORDS: dict[Status, str] = {"ok": "ok", "not checked": "not checked", "warning": "warning", "wrong": "WRONG"}
@@ -84,6 +85,10 @@ def _verdict(result: Result) -> list[str]:
     return reported
 
 
+PLACE = "--json", marked('"bad_nodes": [', '"exit_code": '), ("doctor*.json",)
+"""Where the findings may go, for ``tools.shared.written``."""
+
+
 def write_json(path: Path, result: Result, situation: DoctorContext, seconds: float) -> None:
     """For other programs: every row with its nodes, the bad nodes, and the exit code."""
     rows = [
@@ -108,4 +113,4 @@ def write_json(path: Path, result: Result, situation: DoctorContext, seconds: fl
         "checks": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(reported, indent=1) + "\n")
+    write_file(path, (json.dumps(reported, indent=1) + "\n").encode(), *PLACE)

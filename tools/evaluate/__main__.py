@@ -16,9 +16,10 @@ from pathlib import Path
 from parallel import command, launch
 from parallel.errors import UserError
 from parallel.flags import parse_flags
-from tools.evaluate.work import ScoringJob, evaluate
+from tools.evaluate.work import PLACE, ScoringJob, evaluate
 from tools.shared.loaded_model import on_ranks
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
+from tools.shared.written import check_file
 from training.evaluation.tasks import TaskRequest, prepare_tasks
 
 PROGRAM = "tools.evaluate"
@@ -72,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problems := flags.problems():
         raise UserError("\n  ".join(problems))
     identity = launch.detect(os.environ)
+    if flags.output is not None:
+        check_file(flags.output, *PLACE)
     opened = open_checkpoint(flags, identity.world_size if identity else None)
     if opened.tokenizer is None:
         raise UserError(f"{opened.tokenizer_problem} Without a tokenizer there are no tasks.")

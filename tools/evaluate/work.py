@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallel.durable import replace_file
-from parallel.errors import UserError
 from parallel.output import columns
 from tools.shared.loaded_model import LoadedModel
+from tools.shared.written import marked, write_file
 from training.evaluation.scores import Results, is_stderr, metrics_of, stderr_of
 from training.evaluation.tasks import PreparedTasks
 
 WORD_S = 60.0
 """Between two lines of progress, where stderr is no terminal."""
+
+
+PLACE = "--output", marked('"triplane_code": "'), ("scores*.json",)
+"""Where the results may go, for ``tools.shared.written``."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -169,7 +172,4 @@ def write(path: Path, results: dict[str, Any]) -> None:
     from lm_eval.utils import handle_non_serializable
 
     text = json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    try:
-        replace_file(path, f"{text}\n".encode())
-    except OSError as error:
-        raise UserError(f"--output: {path}: {error.strerror}.") from None
+    write_file(path, f"{text}\n".encode(), *PLACE)

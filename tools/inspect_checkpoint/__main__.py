@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tools.inspect_checkpoint: damaged: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"tools.inspect_checkpoint: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        command.os_error("tools.inspect_checkpoint", error)
         return 2
     return code
 

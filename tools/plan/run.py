@@ -33,6 +33,7 @@ from tools.plan.search.ranking import distinct
 from tools.plan.search.request import AXES, SWITCHES, PlanRequest
 from tools.plan.search.selection import fitting
 from tools.plan.search.switches import switched
+from tools.shared.written import check_file, check_new
 from training.config.divisibility import sequence_problems
 from training.config.optimizer_config import OptimizerConfig
 from training.config.recipe import load
@@ -101,7 +102,7 @@ def backtest(flags: BacktestFlags) -> None:
     """The planner against a table of runs."""
     from tools.plan.backtest import command
 
-    _writable(flags.output)
+    _in_a_folder(flags.output)
     command.backtest(flags)
 
 
@@ -127,7 +128,17 @@ def _request(flags: RequestFlags) -> tuple[RunConfig | None, PlanRequest]:
     return base, question
 
 
-def _writable(*paths: Path | None) -> None:
+def _writable(page: Path | None, recipe: Path | None) -> None:
+    _in_a_folder(page, recipe)
+    if page is not None:
+        from tools.plan.report.page import PLACE
+
+        check_file(page, *PLACE)
+    if recipe is not None:
+        check_new(recipe)
+
+
+def _in_a_folder(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
             what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"

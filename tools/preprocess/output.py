@@ -21,6 +21,7 @@ from parallel.durable import replace_file
 from parallel.errors import UserError
 from parallel.schema import JSON, Count
 from parallel.untrusted import InputError, parse_json, read_bytes
+from tools.shared.written import check_place
 
 LEFTOVER = re.compile(r"-(\d{5,})(?:-of-\d{5,})?\.[\w.]+\.tmp-")
 ENDS = re.compile(r", ends [0-9a-f]+\)$")
@@ -211,6 +212,7 @@ class Output:
                         path.unlink(missing_ok=True)
 
     def _make_folder(self) -> None:
+        check_place(self.folder, "--output")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):

@@ -16,11 +16,11 @@ from pathlib import Path
 import tyro
 
 from parallel import command
-from parallel.durable import replace_file
 from parallel.errors import UserError
 from parallel.flags import parse_flags
 from tools.report.page import render
 from tools.report.run_data import read_run, shown_name
+from tools.shared.written import check_file, marked, write_file
 
 PAGE, PAGE_OF_SEVERAL = "report.html", "comparison.html"
 
@@ -61,13 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(write_bundle(job.run_dirs, job.bundle))
             return 0
-        runs = shown_name([read_run(folder) for folder in job.run_dirs])
-        path = job.output or job.run_dirs[0] / (PAGE if len(runs) == 1 else PAGE_OF_SEVERAL)
-        text = render(runs)
-        try:
-            replace_file(path, text.encode(errors="replace"), suffix=".unfinished", durable=False)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}. Give another --output.") from None
+        path = job.output or job.run_dirs[0] / (PAGE if len(job.run_dirs) == 1 else PAGE_OF_SEVERAL)
+        place = path, "--output" if job.output else "", marked("by python -m tools.report."), (PAGE, PAGE_OF_SEVERAL)
+        check_file(*place)
+        text = render(shown_name([read_run(folder) for folder in job.run_dirs]))
+        write_file(path, text.encode(errors="replace"), *place[1:])
         print(f"{path}: {len(text) / 1e3:,.0f} kB")
         return 0
     except UserError as error:

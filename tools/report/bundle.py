@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tools.report.markup import moment
 from tools.report.page import render
 from tools.report.run_data import read_run
 from tools.report.secrets_in_text import scrubbed
+from tools.shared.written import check_file
 from training.checkpoint.folders import checkpoints
 from training.metrics.redaction import SECRET_NAME, redacted
 
@@ -45,6 +47,15 @@ COMMANDS = (
 )
 
 
+def is_bundle(ends: bytes) -> bool:
+    """By the first member of the archive, which gzip need not end for."""
+    found = zlib.decompressobj(wbits=31)
+    try:
+        return b"/about.txt\0" in found.decompress(ends, 512)
+    except zlib.error:
+        return False
+
+
 UNNAMED = Path()
 """Stands for the archive's usual name: RUN_DIR-bundle.tar.gz, beside the folder."""
 
@@ -58,6 +69,7 @@ def write_bundle(run_dirs: Sequence[Path], archive: Path) -> str:
         archive = folder.with_name(f"{folder.name}-bundle.tar.gz")
     if not archive.name.endswith((".tar.gz", ".tgz")):
         raise UserError(f"--bundle {archive}: expected a name that ends in .tar.gz.")
+    check_file(archive, "--bundle", is_bundle)
     run_dir, environ = run_dirs[0], os.environ
     run = read_run(run_dir)
     members = dict(_members(run_dir))

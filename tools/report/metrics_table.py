@@ -5,12 +5,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from parallel.untrusted import InputError, json_value, open_regular
-from training.metrics.jsonl import NON_FINITE
+from training.metrics.jsonl import MOST_LINE_BYTES, NON_FINITE
 
 MOST_BYTES = 192 << 20
 """Parsed of a file; of a larger one every n-th line, and its end whole."""
@@ -190,7 +191,10 @@ def _batches(path: Path, table: MetricsTable) -> Iterator[list[dict[str, Any]]]:
         file.seek(0)
         every = table.left_out = math.ceil(size / MOST_BYTES) or 1
         waiting: list[bytes] = []
-        for number, line in enumerate(file):
+        for number, line in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b"")):
+            if len(line) == MOST_LINE_BYTES:  # no line of ours is: a hole in the file, say
+                table.unreadable += 1
+                continue
             if every == 1 or number % every == 0 or file.tell() > size - END_BYTES:
                 waiting.append(line)
             if len(waiting) == AT_ONCE:

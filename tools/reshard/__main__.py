@@ -25,6 +25,7 @@ from parallel import command
 from parallel.errors import UserError
 from parallel.flags import parse_flags
 from tools.convert.__main__ import at_least_one, size_in_bytes
+from tools.convert.resumable import check_free
 from tools.reshard import triplane_format
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import target as dcp_target
@@ -105,8 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tools.reshard: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"tools.reshard: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
-        return 1
+        return command.os_error("tools.reshard", error)
     except KeyboardInterrupt:
         print("tools.reshard: interrupted; the same command continues it, or starts over", file=sys.stderr)
         return 130
@@ -116,8 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def reshard(job: Reshard) -> None:
     """Raises UserError before anything is written, where the input is bad."""
     options, workers = job.options(), at_least_one(job.workers)
-    if job.target.exists():
-        raise UserError(f"{job.target}: already there. Give a name that is free, or remove it.")
+    check_free(job.target)
     source = open_source(job.source, options)
     try:
         with deleted_is_said(source.folder):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallel import command
-from parallel.errors import UserError
+from parallel.errors import UserError, printable
 from parallel.flags import parse_flags
 from tools.supervise.loop import Budget, supervise
 from tools.supervise.notice import Notice
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"tools.supervise: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"tools.supervise: {command[0]} cannot be started: {error.strerror}.", file=sys.stderr)
+        print(printable(f"tools.supervise: {command[0]} cannot be started: {error.strerror}."), file=sys.stderr)
     return 2
 
 

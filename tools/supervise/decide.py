@@ -21,7 +21,9 @@ from pathlib import Path
 import tyro
 
 from parallel import command
+from parallel.errors import printable
 from parallel.flags import parse_flags
+from tools.shared.written import check_file, is_list_of_nodes
 from tools.supervise import attempts, evidence, rule
 from tools.supervise.attempts import AttemptRecord
 from tools.supervise.rule import Decision, RunAttempt
@@ -51,6 +53,8 @@ class Decide:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: start again; 1: do not; 2: usage."""
     job = parse_flags(Decide, argv, "python -m tools.supervise.decide", __doc__)
+    if job.exclude_file is not None:
+        check_file(job.exclude_file, "--exclude_file", is_list_of_nodes, ("excluded_nodes.*",))
     decision = settle(
         job.run_dir,
         job.exit_code,
@@ -61,9 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         bad_nodes=job.bad_node,
     )
     if job.exclude_file is not None:
+        text = "".join(f"{node}\n" for node in decision.exclude)
         with contextlib.suppress(OSError):  # a hint; what decides is the exit code
-            job.exclude_file.write_text("".join(f"{node}\n" for node in decision.exclude))
-    print(decision.why, flush=True)
+            job.exclude_file.write_text(text)
+    print(printable(decision.why), flush=True)
     return 0 if decision.again else 1
 
 

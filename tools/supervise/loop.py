@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from parallel.errors import printable
 from parallel.local_ranks import STOPPED
 from tools.supervise import evidence
 from tools.supervise.child import Child
@@ -111,4 +112,4 @@ def rest(pause_s: float, requests: Requests, notice: Notice) -> None:
 
 def say(text: str) -> None:
     """On stderr, among what the run itself prints."""
-    print(f"supervise: {text}", file=sys.stderr, flush=True)
+    print(printable(f"supervise: {text}"), file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ installed packages come first. A checkpoint's folder is not among them, so that 
 import difflib
 import hashlib
 import importlib
+import inspect
 import re
 import sys
 import traceback
@@ -15,7 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from parallel import users_code
 from parallel.errors import SharedMistake
+from parallel.users_code import EndsProcess
 
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _FORM = re.compile(rf"{_NAME}:{_NAME}")
@@ -53,14 +56,15 @@ def load(field: str, path: str) -> Any:
 
 def _module(what: str, name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with users_code.users_code(f"the import of module {name} ({what})"):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise SharedMistake(_failed(what, name, error)) from error
         raise SharedMistake(
             f"{what}: there is no module {error.name}. Looked in {FOLDERS} (the current folder is {Path.cwd()})."
         ) from None
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         raise SharedMistake(_failed(what, name, error)) from error
 
 
@@ -73,8 +77,21 @@ def _failed(what: str, name: str, error: BaseException) -> str:
 
 def raised(error: BaseException) -> str:
     """What a user's code raised, and where: its kind, its text, file and line."""
-    own = [one for one in traceback.extract_tb(error.__traceback__) if "importlib" not in one.filename]
+    ended = error.__cause__ if isinstance(error, EndsProcess) and error.__cause__ else error
+    frames = traceback.extract_tb(ended.__traceback__)
+    own = [one for one in frames if "importlib" not in one.filename and one.filename != users_code.__file__]
     return f"{type(error).__name__}: {error} ({own[-1].filename}, line {own[-1].lineno})"
+
+
+def accepts(call: Any, count: int, **names: object) -> bool:
+    """Whether it can be called with ``count`` arguments and these names; what is not written in Python may not tell."""
+    try:
+        inspect.signature(call).bind(*range(count), **names)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def _place(found: Any) -> str:

@@ -13,6 +13,8 @@ from parallel.schema import Infinite, structured
 
 MOST = 10**12
 """Of any other whole number: tokens, samples, iterations."""
+MOST_FLOAT = 1e12
+"""Of any number with a fraction: seconds, minutes, rates, scales."""
 MOST_LOCAL_RANKS = 4096
 
 _SIZE, _COUNT, _LENGTH = 1 << 24, 1 << 16, 1 << 27
@@ -70,6 +72,8 @@ def _fields(section: Any) -> list[tuple[str, Any, Any]]:
 def _problems(name: str, value: Any, kind: Any) -> list[str]:
     if isinstance(value, float) and not math.isfinite(value) and not (_may_be_infinite(kind) and value > 0):
         return [f"{name} must be a finite number, found {value}."]
+    if isinstance(value, float) and math.isfinite(value) and abs(value) > MOST_FLOAT:
+        return [f"{name} must be from {-MOST_FLOAT:g} to {MOST_FLOAT:g}, found {value:g}."]
     most = LARGEST.get(name, MOST)
     numbers = value if isinstance(value, tuple) else (value,)
     if any(isinstance(number, int) and abs(number) > most for number in numbers):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from models.shapes import GPTShape
 from parallel.ddp import Chunks
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
-from training.config.import_path import load
+from parallel.users_code import users_code
+from training.config.import_path import accepts, load
 from training.config.run_config import RunConfig
 from training.loop import Callback, Reason
 from training.parts import TrainingRun
 from training.progress import Progress
 from training.step import StepRequests, StepResult
+from training.watchdog.heartbeat import Heartbeat
 
 FIELD = "train.callbacks"
 HOOKS = {name: len(inspect.signature(hook).parameters) - 1 for name, hook in vars(Callback).items() if name[0] != "_"}
@@ -41,10 +44,10 @@ class RunContext:
 
 
 class UserCallback(Callback):
-    """Calls a user's callback. What it raises names it."""
+    """Calls a user's callback. What it raises names it, and so does the watchdog where its process ends within."""
 
-    def __init__(self, path: str, inner: Any) -> None:
-        self.path, self.inner = path, inner
+    def __init__(self, path: str, inner: Any, heartbeat: Heartbeat | None = None) -> None:
+        self.path, self.inner, self.heartbeat = path, inner, heartbeat or Heartbeat()
 
     def start(self, progress: Progress) -> None:
         self._call("start", progress)
@@ -53,7 +56,19 @@ class UserCallback(Callback):
         answer = self._call("requests")
         if not isinstance(answer, StepRequests | None):
             raise TypeError(f"{FIELD} {self.path}: requests() must return StepRequests, found {type(answer).__name__}")
-        return answer or StepRequests()
+        return StepRequests() if answer is None else self._checked(answer)
+
+    def _checked(self, answer: StepRequests) -> StepRequests:
+        """With plain bools, whatever library's they were."""
+        found = {}
+        for name in (one.name for one in dataclasses.fields(StepRequests)):
+            given = getattr(answer, name)
+            value = given.item() if getattr(given, "ndim", None) == 0 else given
+            if not isinstance(value, bool):
+                shown = f"{given!r}"[:80]
+                raise TypeError(f"{FIELD} {self.path}: StepRequests({name}=...) must be True or False, found {shown}")
+            found[name] = value
+        return StepRequests(**found)
 
     def before_step(self, progress: Progress) -> None:
         self._call("before_step", progress)
@@ -71,14 +86,15 @@ class UserCallback(Callback):
         self._call("stop", progress, reason)
 
     def _call(self, hook: str, *arguments: Any) -> Any:
-        method = getattr(self.inner, hook, None)
-        if method is None:  # a class of its own, without that method
-            return None
-        try:
-            return method(*arguments)
-        except Exception as error:
-            error.add_note(f"raised by {hook} of your callback {self.path} ({FIELD})")
-            raise
+        what = f"{hook} of your callback {self.path} ({FIELD})"
+        with users_code(what), self.heartbeat.inside(what):
+            method = getattr(self.inner, hook, None)
+            if method is None:  # a class of its own, without that method
+                return None
+            answer = method(*arguments)
+            if inspect.isgenerator(answer) or inspect.isawaitable(answer) or inspect.isasyncgen(answer):
+                raise TypeError(f"{hook} returned a {type(answer).__name__}, which never runs: write it without yield")
+        return answer
 
 
 def build_callbacks(run: TrainingRun, chunks: Chunks, optimizer: MegatronOptimizer) -> list[UserCallback]:
@@ -92,16 +108,13 @@ def build_callbacks(run: TrainingRun, chunks: Chunks, optimizer: MegatronOptimiz
         chunks=chunks,
         optimizer=optimizer,
     )
-    return [UserCallback(path, _made(path, context)) for path in run.config.train.callbacks]
+    return [UserCallback(path, _made(path, context), run.heartbeat) for path in run.config.train.callbacks]
 
 
 def _made(path: str, run: RunContext) -> Any:
     kind = load_callback(path)
-    try:
+    with users_code(f"__init__ of your callback {path} ({FIELD})"):
         return kind(run=run) if _takes_run(kind) else kind()
-    except Exception as error:
-        error.add_note(f"raised by __init__ of your callback {path} ({FIELD})")
-        raise
 
 
 def load_callback(path: str) -> type:
@@ -119,12 +132,20 @@ def _problem(kind: Any) -> str | None:
     if not own:
         return f"{kind.__name__} has none of the methods that are called: {', '.join(HOOKS)}."
     for name, hook in own.items():
-        if not _accepts(hook, HOOKS[name] + 1):  # and self
-            names = ", ".join(inspect.signature(vars(Callback)[name]).parameters)
+        names = ", ".join(inspect.signature(vars(Callback)[name]).parameters)
+        if not callable(hook):
+            return f"expected a method {name}({names}), found {type(hook).__name__}."
+        plain = inspect.unwrap(hook)
+        if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+            return f"{name} is a generator: it would never run. Write it without yield."
+        if inspect.iscoroutinefunction(plain):
+            return f"{name} is a coroutine: it would never be awaited. Write it without async."
+        bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
+        if not accepts(hook, HOOKS[name] + (not bound)):  # and self
             return f"expected {name}({names}), found {name}{inspect.signature(hook)}."
     required = [
         name
-        for name, one in inspect.signature(kind).parameters.items()
+        for name, one in _parameters(kind).items()
         if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and name != "run"
     ]
     if required:
@@ -132,13 +153,13 @@ def _problem(kind: Any) -> str | None:
     return None
 
 
-def _accepts(hook: Any, count: int) -> bool:
-    try:
-        inspect.signature(hook).bind(*range(count))
-    except TypeError:
-        return False
-    return True
-
-
 def _takes_run(kind: type) -> bool:
-    return "run" in inspect.signature(kind).parameters
+    return "run" in _parameters(kind)
+
+
+def _parameters(kind: type) -> Mapping[str, inspect.Parameter]:
+    """Of its making; none are known of what is not written in Python."""
+    try:
+        return inspect.signature(kind).parameters
+    except ValueError:
+        return {}

@@ -7,6 +7,7 @@ from typing import Literal
 from parallel import local_ranks, output
 from parallel.errors import SharedMistake
 from parallel.launch import Identity
+from parallel.users_code import no_sudden_end
 from training.config.run_config import RunConfig
 from training.lean_imports import lean
 
@@ -31,6 +32,7 @@ def check(config: RunConfig, device: Literal["cpu", "cuda"], logs: Path | None =
         loss.load_loss(config.train.loss)
         optimizer_class.load_class(config.optimizer.optimizer)
 
+        @no_sudden_end()
         def try_out(_: Identity) -> int:
             if config.train.loss is not None:
                 loss.check_loss(config.train.loss, config.parallel.context_parallel_size > 1)
@@ -40,5 +42,8 @@ def check(config: RunConfig, device: Literal["cpu", "cuda"], logs: Path | None =
             return 0
 
         _, failure = local_ranks.fork_ranks(1, try_out)
+    if failure is not None and failure.code != 2:
+        tried = " and ".join(path for path in (config.train.loss, config.optimizer.optimizer) if path and ":" in path)
+        raise SharedMistake(f"the process in which {tried} was tried ended: {failure.text.strip()}")
     if failure is not None:
         raise SharedMistake("\n".join(filter(None, (failure.text, failure.notes))))

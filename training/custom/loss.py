@@ -9,7 +9,8 @@ from torch import Tensor
 from data.loader import Batch
 from models.layers.cross_entropy import TokenLoss
 from parallel.errors import SharedMistake
-from training.config.import_path import load, raised
+from parallel.users_code import named
+from training.config.import_path import accepts, load, raised
 
 FIELD = "train.loss"
 SAMPLES, TOKENS = 2, 8
@@ -23,12 +24,10 @@ def load_loss(path: str | None) -> TokenLoss | None:
     loss = load(FIELD, path)
     if not callable(loss) or isinstance(loss, type):
         raise SharedMistake(f'{FIELD} "{path}": expected a function, found {type(loss).__name__}.')
-    try:
-        inspect.signature(loss).bind(*range(3))
-    except TypeError:
+    if not accepts(loss, 3):
         found = f"{getattr(loss, '__name__', 'it')}{inspect.signature(loss)}"
-        raise SharedMistake(f'{FIELD} "{path}": expected (losses, log_z, batch), found {found}.') from None
-    return loss
+        raise SharedMistake(f'{FIELD} "{path}": expected (losses, log_z, batch), found {found}.')
+    return named(f"your loss {path} ({FIELD})", loss)
 
 
 def check_loss(path: str, context_parallel: bool) -> None:

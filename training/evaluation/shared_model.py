@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from parallel.errors import StoppedOnRequest
 from parallel.groups import Ranks
 from training.evaluation.asked import BrokenOff
 from training.evaluation.batching import PackedRequests, pack
@@ -56,9 +57,9 @@ class SharedModel:
         self.computing = False
         try:
             result = work()
-        except BrokenOff:
+        except (BrokenOff, StoppedOnRequest):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a task's own code may call sys.exit
             if self.computing:
                 raise
             text = f"{type(error).__name__}: {error}"

@@ -22,6 +22,7 @@ import numpy as np
 
 from data.cache import Console
 from parallel.errors import UserError
+from parallel.users_code import users_code
 from training.config.eval_config import EvalConfig
 
 GENERATES = "generate_until"
@@ -143,7 +144,8 @@ def _load(asked: TaskRequest, manager: Any) -> tuple[dict[str, Any], tuple[str, 
     built, shown = [], list[str]()
     for name in asked.names:
         try:
-            built.append(manager.load([name]))
+            with users_code(f"task {name}"):
+                built.append(manager.load([name]))
         except UserError:
             raise
         except Exception as error:  # of datasets, of the network, of a task's own code
@@ -201,7 +203,7 @@ def _build(asked: TaskRequest, name: str, task: Any) -> None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar for each task
+        with users_code(f"task {name}"), contextlib.redirect_stderr(io.StringIO()):  # a progress bar for each task
             task.build_all_requests(limit=asked.limit, rank=0, world_size=1)
     except Exception as error:
         raise UserError(f"{asked.flags}tasks: {name}: a question cannot be written: {_first_line(error)}") from error

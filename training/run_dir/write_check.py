@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from parallel.errors import UserError
+from parallel.surroundings import torch_fits
 from parallel.untrusted import regular_descriptor
 from training.checkpoint import folders, room
 from training.checkpoint.room import reason
@@ -83,8 +84,11 @@ def _write_problem(folder: Path) -> str | None:
     return None
 
 
-def raise_open_files() -> None:
-    """Take all the open files that the system allows. Raises UserError where these are too few."""
+def check_limits() -> None:
+    """Take all the open files that the system allows. Raises UserError where these, or the memory that may be named,
+    are too few."""
+    if text := torch_fits():
+        raise UserError(text)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

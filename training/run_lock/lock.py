@@ -46,6 +46,11 @@ class RunLock:
         owner = current(self.folder)
         if self.attempt == (owner.attempt if owner else _released(self.folder)):
             return
+        if not self.folder.exists():
+            raise LockLost(
+                f"run_dir {self.folder}: the run's folder is gone, removed or with its file system; what it held is "
+                f"lost. Started again, this run would begin anew."
+            )
         now = f"owned by {describe(owner)}" if owner else f"free ({OWNER} was removed)"
         raise LockLost(
             f"run_dir {self.folder}: this run (attempt {self.attempt}) was taken for dead; the folder is now {now}. "

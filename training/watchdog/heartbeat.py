@@ -14,11 +14,12 @@ import subprocess
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from parallel.errors import printable
 from parallel.schema import Text
 from parallel.untrusted import parse_json
 
@@ -27,7 +28,7 @@ PHASES = ("start", "data", "load", "step", "evaluation", "generation", "save", "
 
 _RANK, _RANK_AT = struct.Struct("<QqBBBi"), 0
 _WATCHDOG, _WATCHDOG_AT = struct.Struct("<qqQB"), 256
-_ABOUT_AT, _PAGE = 512, 4096
+_INSIDE_AT, _ABOUT_AT, _PAGE = 320, 512, 4096
 SUFFIX = ".heartbeat"
 
 
@@ -106,6 +107,17 @@ class Heartbeat:
         self.code = code
         self.enter("ended")
 
+    @contextlib.contextmanager
+    def inside(self, what: str) -> Iterator[None]:
+        """Within, the rank runs a user's code, which the page names: its process may end there without a word."""
+        self._note(what)
+        yield
+        self._note("")
+
+    def _note(self, what: str) -> None:
+        size = _ABOUT_AT - _INSIDE_AT
+        self._page[_INSIDE_AT:_ABOUT_AT] = what.encode(errors="replace")[:size].ljust(size, b"\0")
+
     def within[**P, T](self, phase: str, call: Callable[P, T]) -> Callable[P, T]:
         """``call``, and while it runs the rank is in ``phase``."""
 
@@ -157,6 +169,10 @@ class Page:
     def read(self) -> HeartbeatReading:
         """The rank's last word, whole: read until two looks agree."""
         return read_rank(self._page)
+
+    def inside(self) -> str:
+        """The user's code that the rank runs, or ran when it ended; empty: none."""
+        return printable(self._page[_INSIDE_AT:_ABOUT_AT].rstrip(b"\0").decode(errors="replace"))
 
     def sign(self, pid: int, process_start: int | None, beats: int, done: bool) -> None:
         """The rank's own watchdog: I am ``pid``, I have looked ``beats`` times, and I am done or not."""

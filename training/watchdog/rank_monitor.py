@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from parallel.errors import SharedFault, UserError
+from parallel.errors import SharedFault, StoppedOnRequest, UserError
 from parallel.launch import Identity, node_name
-from parallel.local_ranks import Failure, of_all
+from parallel.local_ranks import STOPPED, Failure, of_all
 from parallel.processes import start_of
 from training.config.fault_config import FaultConfig
 from training.watchdog import pace, stacks, verdict_file, watchdog
@@ -145,10 +145,10 @@ def monitored(
     except UserError:
         code = 2
         raise
-    except SystemExit as stopped:
-        code = int(stopped.code or 0)
+    except StoppedOnRequest:
+        code = STOPPED
         raise
-    except Exception as error:  # for the launcher of a forked rank, too
+    except BaseException as error:  # for the launcher of a forked rank, too
         at = heartbeat.read()
         error.place = at.phase, at.iteration  # type: ignore[attr-defined]
         raise

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from parallel.errors import StoppedOnRequest
 from parallel.local_ranks import STOPPED
+from parallel.users_code import end_now
 
 REPEAT_S = 5.0
 """A request that comes so long after the first is meant: end at once."""
@@ -41,7 +43,7 @@ class StopSignal:
                 signal.signal(number, self.hear)
 
     def hear(self, number: int, _frame: Any = None) -> None:
-        """A signal has come. Raises SystemExit while there is nothing to save; Ctrl-C twice is always meant."""
+        """A signal has come. Raises StoppedOnRequest while there is nothing to save; Ctrl-C twice is always meant."""
         if self.number is None:
             self.number, self._first_s = number, self._clock()
             self.tell()
@@ -50,6 +52,6 @@ class StopSignal:
                     text = f"stopped by {signal.Signals(number).name} before training began: there is nothing to save"
                     with contextlib.suppress(OSError):  # a terminal that has closed
                         os.write(2, f"pretrain_gpt.py: {text}\n".encode())
-                raise SystemExit(STOPPED)
+                raise StoppedOnRequest(STOPPED)
         elif number == signal.SIGINT or self._clock() - self._first_s > REPEAT_S:
-            os._exit(128 + number)
+            end_now(128 + number)

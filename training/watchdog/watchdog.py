@@ -169,19 +169,21 @@ class Watchdog:
             return
         if verdict_file.read(self.folder) is not None:
             return
-        how = "ended without a word, as by SIGKILL,"
+        how = "ended without a word"
         if end is not None and end.ended_by:
             how = f"was killed by {signal.Signals(end.ended_by).name}"
         text = (verdict_file.content(self.own.stacks_file()) or b"").decode(errors="replace")
         if error := stacks.crash(text):
             stood = stacks.stand(text, self.about.main_thread)
             how = f"crashed ({error}{', at ' + stood.at if stood else ''})"
+            how += " since a file that it reads became shorter, or its disk failed," if "Bus error" in error else ""
         elif memory_kills() > self.memory_kills:
             how += " by the kernel's out-of-memory killer"
         line = (
             f"rank {self.about.rank} of {self.about.world_size} on {self.about.host} {how} "
             f"in iteration {at.iteration}, phase {at.phase}"
         )
+        line += f", within {inside}" if (inside := self.page.inside()) else ""
         self.pronounce(Verdict(
             kind="killed", rank=self.about.rank, world_size=self.about.world_size, host=self.about.host,
             iteration=at.iteration, phase=at.phase, line=line,

@@ -400,3 +400,21 @@ def test_only_what_defaults_to_none_may_be_none() -> None:
 
     for kind in [RunConfig, *sections().values()]:
         check(kind)
+
+
+def test_no_number_of_a_recipe_is_beyond_all_that_its_kind_can_be() -> None:
+    """Every field with a fraction, of every section: 1e18 minutes were an OverflowError in a rank, without a name."""
+    config = parse_config([DEBUG])
+    fields = [
+        (section, field.name)
+        for section in (one.name for one in dataclasses.fields(config))
+        if dataclasses.is_dataclass(getattr(config, section))
+        for field in dataclasses.fields(getattr(config, section))
+        if type(getattr(getattr(config, section), field.name)) is float
+    ]
+    assert len(fields) > 20
+    for section, name in fields:
+        for value in (1e18, -1e18, float("nan"), float("-inf"), 1e308):
+            changed = dataclasses.replace(getattr(config, section), **{name: value})
+            found = dataclasses.replace(config, **{section: changed}).problems(1)
+            assert any(f"{section}.{name} must be" in problem for problem in found), (section, name, value, found)

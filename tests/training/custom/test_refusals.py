@@ -9,17 +9,23 @@ import pytest
 import runs
 from data.prepared import Prepared
 from parallel.errors import UserError
+from programs import Program
 from training.cli import parse
 from training.cli.dry_run import describe
 from training.config.import_path import digest
-from training.custom.callbacks import HOOKS, UserCallback
+from training.custom.callbacks import HOOKS, UserCallback, load_callback
 from training.custom.check import check
 from training.loop import Callback
+from training.progress import Progress
 from training.run_dir.fingerprint import facts
 
 MODULE = '''
+import os
+import sys
 import torch
+from parallel import metrics
 from training.loop import Callback
+from training.step import StepRequests
 
 
 class NoHook(Callback):
@@ -43,6 +49,98 @@ class Raises(Callback):
 class Wishes(Callback):
     def requests(self):
         return True
+
+
+class Yields(Callback):
+    def after_step(self, progress, result):
+        yield 1
+
+
+class Awaits(Callback):
+    async def stop(self, progress, reason): ...
+
+
+class Five(Callback):
+    after_step = 5
+
+
+class Static(Callback):
+    @staticmethod
+    def after_step(progress, result): ...
+
+
+class At2(Callback):
+    def __init__(self, run):
+        self.last = run.ranks.identity.world_size - 1 == run.ranks.rank
+
+    def after_step(self, progress, result):
+        if progress.iteration == 2 and self.last:
+            self.end()
+
+
+class Leaves(At2):
+    def end(self):
+        sys.exit(0)
+
+
+class LeavesWithText(At2):
+    def end(self):
+        sys.exit("text")
+
+
+class Continues(At2):
+    def end(self):
+        sys.exit(75)
+
+
+class LeavesNow(At2):
+    def end(self):
+        os._exit(0)
+
+
+class Becomes(At2):
+    def end(self):
+        os.execv("/bin/true", ["true"])
+
+
+class Forks(At2):
+    def end(self):
+        if os.fork() == 0:
+            os._exit(0)  # as multiprocessing does
+        os.fork()
+
+
+class Lists(At2):
+    def end(self):
+        return metrics.record("seven", torch.zeros(7))
+
+
+class Median(At2):
+    def end(self):
+        return metrics.record("median", 1.0, reduce="median")
+
+
+class Maybe(Callback):
+    def requests(self):
+        return StepRequests(finish="maybe")
+
+
+class Soon(Callback):
+    def after_step(self, progress, result):
+        return (number for number in range(3))
+
+
+class FinishesByTensor(Callback):
+    def requests(self):
+        return StepRequests(finish=torch.tensor(True))
+
+
+def leaves(losses, log_z, batch):
+    sys.exit(0)
+
+
+def leaves_now(losses, log_z, batch):
+    os._exit(0)
 
 
 class OfItsOwn:
@@ -161,6 +259,11 @@ class Starts(Plain):
         param.sub_(state["m"], alpha=lr)
 
 
+class Quits(Plain):
+    def update(self, param, state, lr):
+        sys.exit(75)
+
+
 class Fails(Plain):
     def update(self, param, state, lr):
         raise LookupError("mine")
@@ -173,6 +276,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("refused")
     (folder / "wrong.py").write_text(MODULE)
     (folder / "no_syntax.py").write_text("def f(:\n")
+    (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    (folder / "leaves_now.py").write_text("import os\nos._exit(0)\n")
     (folder / "needs_more.py").write_text("import not_installed_here\n")
     shutil.copy(runs.DEBUG, folder / "recipe.toml")
     return folder
@@ -188,6 +293,10 @@ REFUSED = {
         "wrong:two": "expected a class, found function",
         "wrong:NoHook": "NoHook has none of the methods that are called: start, requests, before_step, before_update",
         "wrong:WrongHook": r"expected after_step\(self, progress, result\), found after_step\(self, result\)",
+        "wrong:Yields": "after_step is a generator: it would never run",
+        "wrong:Awaits": "stop is a coroutine: it would never be awaited",
+        "wrong:Five": r"expected a method after_step\(self, progress, result\), found int",
+        "leaves:X": r"EndsProcess: SystemExit\('0'\): a rank must not end by itself.*/leaves\.py, line 2\)",
         "wrong:Needs": r"expected __init__\(self\) or __init__\(self, run\), found one that also needs interval",
     },
     "train.loss": {
@@ -199,6 +308,9 @@ REFUSED = {
         "wrong:broken": r"AttributeError: 'Tensor' object has no attribute 'nothing' \(.*wrong\.py, line \d+\)",
         "wrong:number": "expected a tensor of each token's loss, found float",
         "wrong:nan": "gives NaN or Inf",
+        "wrong:leaves": r"EndsProcess: SystemExit\('0'\): a rank must not end by itself.*wrong\.py, line \d+\)",
+        "wrong:leaves_now": r"EndsProcess: os\._exit\(0\): a rank must not end by itself.*wrong\.py, line \d+\)",
+        "torch:add": "TypeError",
     },
     "optimizer.optimizer": {
         "wrong:Raises": "expected a subclass of torch.optim.Optimizer, found class Raises",
@@ -212,6 +324,7 @@ REFUSED = {
         "wrong:Model": "depends on others, which may be on other ranks",
         "wrong:Eager": "__init__ makes state",
         "wrong:Starts": "with a state of zeros its first steps are other ones",
+        "wrong:Quits": r"EndsProcess: SystemExit\('75'\): a rank must not end by itself",
         "wrong:Fails": r"LookupError: mine \(.*wrong\.py, line \d+\)",
         "torch.optim:Adafactor": "must be an fp32 tensor of the parameter's shape",
     },
@@ -230,7 +343,7 @@ def test_what_cannot_be_is_one_message(field: str, path: str, folder: Path) -> N
     "flags",
     [
         "--optimizer.optimizer wrong:Plain", "--optimizer.optimizer torch.optim:RMSprop",
-        "--optimizer.optimizer wrong:CountsSteps", "--train.callbacks wrong:OfItsOwn wrong:Raises",
+        "--optimizer.optimizer wrong:CountsSteps", "--train.callbacks wrong:OfItsOwn wrong:Raises wrong:Static",
         "--train.loss wrong:of_the_sample",
         "--optimizer.optimizer wrong:Matrix --parallel.use_distributed_optimizer False",
     ],
@@ -276,7 +389,7 @@ def test_no_code_beside_a_checkpoint_runs(folder: Path, monkeypatch: pytest.Monk
     shutil.copy(runs.DEBUG, checkpoint / "config.toml")
     monkeypatch.chdir(elsewhere)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name, why in (("iter_0000001", "there is no module"), ("elsewhere", "SystemExit: ran")):
+    for name, why in (("iter_0000001", "there is no module"), ("elsewhere", r"SystemExit\('ran'\)")):
         flags = ["--train.callbacks", f"beside_{name}:X"]
         with pytest.raises(UserError, match=why):
             check(parse.parse_config([str(checkpoint / "config.toml"), *flags]), "cpu")
@@ -308,6 +421,61 @@ def test_what_a_callback_raises_names_it(folder: Path, prepared: Prepared) -> No
     config = runs.configuration(folder / "b", *short, "--train.callbacks", "wrong:Wishes", recipe=recipe)
     code, failure = runs.train_or_fail(prepared, config, 1)
     assert failure is not None and "wrong:Wishes: requests() must return StepRequests, found bool" in failure.text
+
+
+@pytest.mark.parametrize("path", ["wrong:Leaves", "wrong:Continues"])
+def test_an_end_that_a_callback_causes_on_one_rank_is_a_fault(path: str, folder: Path, prepared: Prepared) -> None:
+    flags = ("--train.train_iters", "3", "--train.callbacks", path)
+    config = runs.configuration(folder / path, *flags, recipe=folder / "recipe.toml")
+    code, failure = runs.train_or_fail(prepared, config, 2)
+    assert code == 1 and failure is not None and "EndsProcess: SystemExit(" in failure.text
+    assert failure.notes == f"raised by after_step of your callback {path} (train.callbacks)"
+    assert not (folder / path / "done").exists()
+
+
+@pytest.mark.parametrize(
+    "name, hook, why",
+    [
+        ("LeavesWithText", "end", r"SystemExit\('text'\): a rank must not end by itself"),
+        ("Lists", "end", r"metrics.record\('seven', ...\): expected one real number, .* of shape \[7\]"),
+        ("Median", "end", r"metrics.record\('median', ...\): expected reduce to be one of .*, found 'median'"),
+        ("Soon", "after_step", "after_step returned a generator, which never runs"),
+        ("Maybe", "requests", r"StepRequests\(finish=...\) must be True or False, found 'maybe'"),
+    ],
+)
+def test_what_a_callback_must_not_ask_for(
+    name: str, hook: str, why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    kind = load_callback(f"wrong:{name}")
+    inner = kind.__new__(kind)
+    callback = UserCallback(f"wrong:{name}", inner)
+    if hook == "end":
+        inner.after_step = lambda *_: inner.end()
+    with pytest.raises(Exception, match=why):
+        callback.requests() if hook == "requests" else callback.after_step(Progress(), None)
+
+
+def test_a_forked_child_does_not_go_on_as_a_rank(folder: Path, prepared: Prepared) -> None:
+    flags = ("--train.train_iters", "3", "--train.callbacks", "wrong:Forks", "wrong:FinishesByTensor")
+    config = runs.configuration(folder / "forks", *flags[:-1], recipe=folder / "recipe.toml")
+    lines = runs.train(prepared, config, 2)
+    assert len(lines) == 3
+    (log,) = (folder / "forks/logs").glob("node-*.log")
+    assert "a process that after_step of your callback wrong:Forks (train.callbacks) has forked came" in log.read_text()
+    config = runs.configuration(folder / "tensor", *flags[:-2], flags[-1], recipe=folder / "recipe.toml")
+    assert len(runs.train(prepared, config, 1)) == 1
+
+
+@pytest.mark.parametrize("path, code", [("wrong:LeavesNow", 1), ("wrong:Becomes", 1), ("leaves_now:X", 2)])
+def test_the_program_names_who_ended_a_rank_without_a_word(path: str, code: int, folder: Path, tmp_path: Path) -> None:
+    flags = ["--run_dir", str(tmp_path / "run"), "--data.cache_dir", str(folder / "cache"), "--train.callbacks", path]
+    flags += ["--nproc", "2", "--train.micro_batch_size", "2"]
+    program = Program([str(folder / "recipe.toml"), *flags], tmp_path / "said")
+    errors = program.communicate()[1]
+    assert program.returncode == code, errors
+    assert f"after_step of your callback {path} (train.callbacks)" in errors or "os._exit(0)" in errors
+    assert not (tmp_path / "run/done").exists()
 
 
 @pytest.mark.parametrize("optimizer", ["wrong:CountsSteps", "torch.optim:AdamW"])

@@ -470,3 +470,12 @@ def test_a_job_whose_number_is_no_text_can_read_its_own_record(tmp_path: Path) -
         owner = myself(tmp_path, {"SLURM_JOB_ID": job})
         (tmp_path / OWNER).write_bytes(encode(owner))
         assert current(tmp_path) == owner
+
+
+def test_a_folder_that_is_gone_is_not_called_free(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lock = acquire(tmp_path / "run", {})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(LockLost, match="the run's folder is gone, removed or with its file system"):
+        lock.check()
+    lock.release()

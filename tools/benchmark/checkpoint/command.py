@@ -5,7 +5,6 @@
 FOLDER lies on the disk to measure; about 4 times --gigabytes are needed there. Ratios are of medians of one run.
 """
 
-import json
 import os
 import statistics
 import sys
@@ -21,7 +20,8 @@ from parallel.flags import parse_flags
 from parallel.layout import Layout
 from parallel.untrusted import read_json
 from tools.benchmark.checkpoint import conversion, scale
-from tools.benchmark.circumstances import ROOT, circumstances
+from tools.benchmark.circumstances import ROOT, circumstances, earlier, keep
+from tools.shared.written import check_place
 
 Subject = Literal["rounds", "convert", "scale", "worker"]
 VOCABULARY = 8192
@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
     job = parse_flags(CheckpointBenchmark, argv, "python -m tools.benchmark checkpoint", __doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
-    results = read_json(job.output) if job.output.exists() else {}
+    results = earlier(job.output)
+    if job.folder is not None:
+        check_place(job.folder / "triplane-benchmark-", "--folder")
     failed = False
     with tempfile.TemporaryDirectory(prefix="triplane-benchmark-", dir=job.folder) as folder:
         for subject in job.subjects:
@@ -68,8 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             print("\n" + "\n".join(table(subject, measured)), flush=True)
             results[subject] = circumstances() | {"results": measured}
-            job.output.parent.mkdir(parents=True, exist_ok=True)
-            job.output.write_text(json.dumps(results, indent=2) + "\n")
+            keep(job.output, results)
     return int(failed)
 
 

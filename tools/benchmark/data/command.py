@@ -7,7 +7,6 @@ measured; 1: something is below its goal.
 """
 
 import dataclasses
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallel.flags import parse_flags
-from parallel.untrusted import read_json
-from tools.benchmark.circumstances import ROOT, circumstances, versions
+from tools.benchmark.circumstances import ROOT, circumstances, earlier, keep, versions
 from tools.benchmark.data import loading, tokenising
 from tools.benchmark.data.table import MeasuredRow
+from tools.shared.written import check_place
 
 PEERS = ("megatron-core", "tokenizers", "sentencepiece", "tiktoken", "gigatoken", "mosaicml-streaming", "litdata")
 
@@ -42,6 +41,9 @@ class DataBenchmark:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
     asked = parse_flags(DataBenchmark, argv, "python -m tools.benchmark data", __doc__)
+    earlier(asked.output)
+    if asked.folder:
+        check_place(asked.folder / "hf", "--folder")
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _keep(output: Path, part: str, found: Sequence[MeasuredRow]) -> None:
-    kept = read_json(output) if output.exists() else {}
+    kept = earlier(output)
     said = [dataclasses.asdict(row) | {"ratio": row.ratio, "reached": row.verdict} for row in found]
     kept[part] = circumstances() | {"versions": versions(PEERS), "results": said}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(kept, indent=2) + "\n")
+    keep(output, kept)

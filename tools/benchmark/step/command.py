@@ -5,7 +5,6 @@
 Ratios compare two sides within one run; CPU seconds bear other programs better than wall seconds do.
 """
 
-import json
 import os
 import sys
 import tempfile
@@ -16,8 +15,7 @@ from typing import Any, Literal
 
 from parallel import launch, output
 from parallel.flags import parse_flags
-from parallel.untrusted import read_json
-from tools.benchmark.circumstances import ROOT, circumstances
+from tools.benchmark.circumstances import ROOT, circumstances, earlier, keep
 from tools.benchmark.step import startup
 
 Subject = Literal["one_rank", "startup", "answers", "sharded"]
@@ -45,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
     job = parse_flags(StepBenchmark, argv, "python -m tools.benchmark step", __doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
-    results = read_json(job.output) if job.output.exists() else {}
+    results = earlier(job.output)
     failed = False
     for subject in job.subjects:
         print(f"{subject} ...", flush=True)
@@ -57,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         print("\n".join(table(subject, measured)), flush=True)
         results[subject] = circumstances() | {"results": measured}
-        write(job.output, results)
+        keep(job.output, results)
     return int(failed)
 
 
@@ -116,9 +114,3 @@ def _sharded(measured: dict[str, Any]) -> list[str]:
 def line(name: str, text: str, value: float, goal: float | None) -> str:
     verdict = "" if goal is None else f"goal {goal:.2f}: {'met' if value <= goal else 'MISSED'}"
     return f"  {name:14} {text:54} {verdict}".rstrip()
-
-
-def write(path: Path, results: dict[str, Any]) -> None:
-    """Readable JSON; a subject's former numbers are replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,6 +1,7 @@
 """backtest: the planner against a CSV of published runs."""
 
 import csv
+import io
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
@@ -24,6 +25,7 @@ from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.hardware import peak_tflops
 from tools.plan.cost.step import step_times
 from tools.plan.flags import BacktestFlags
+from tools.shared.written import check_file, marked, write_file
 from training.memory.cases import Column
 from training.memory.peak import SAFE_SHARE
 
@@ -36,6 +38,8 @@ def backtest(flags: BacktestFlags) -> None:
         raise UserError(f"{path}: no rows below the header.")
     if flags.refit:
         refit.refit(rows, note)
+    if flags.output is not None:
+        check_file(flags.output, *PLACE)
     predicted = validation.predicted_s(rows, fitted())
     held = peak_bytes(rows)
     print("\n".join([*assumptions(rows), *summary(rows, predicted)]))
@@ -138,23 +142,25 @@ def cross_validation(rows: Sequence[PublishedRun]) -> list[str]:
     return lines
 
 
+PLACE = "--output", marked("id,predicted_step_s,predicted_memory_gb,")
+"""Where the table may go, for ``tools.shared.written``."""
+
+
 def write(path: Path, rows: Sequence[PublishedRun], predicted: NDArray[np.float64], held: Column) -> None:
     """One line a row, with both ends of the interval and the parts of the step. Memory in GiB, as mem_gb is."""
     times = step_times(PricedColumns([row.case for row in rows]), fitted())
     head = ["id", "predicted_step_s", "predicted_memory_gb", "low_s", "high_s", "measured_step_s"]
-    try:
-        with path.open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(head + [f"{name}_s" for name in times.__slots__])
-            for number, row in enumerate(rows):
-                known, seconds = interval("experts" if row.experts else "dense"), float(predicted[number])
-                table.writerow([
-                    row.id, repr(seconds), repr(float(held[number]) / GIB), repr(seconds * known.low),
-                    repr(seconds * known.high), "" if row.measured_s is None else repr(row.measured_s),
-                    *(repr(float(getattr(times, name)[number])) for name in times.__slots__),
-                ])  # fmt: skip
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error}") from None
+    file = io.StringIO(newline="")
+    table = csv.writer(file)
+    table.writerow(head + [f"{name}_s" for name in times.__slots__])
+    for number, row in enumerate(rows):
+        known, seconds = interval("experts" if row.experts else "dense"), float(predicted[number])
+        table.writerow([
+            row.id, repr(seconds), repr(float(held[number]) / GIB), repr(seconds * known.low),
+            repr(seconds * known.high), "" if row.measured_s is None else repr(row.measured_s),
+            *(repr(float(getattr(times, name)[number])) for name in times.__slots__),
+        ])  # fmt: skip
+    write_file(path, file.getvalue().encode(), *PLACE)
 
 
 # ---- what rows leave out and was taken for them, a line each: nothing is guessed without a word

@@ -14,6 +14,7 @@ from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.calibrate.cluster_file import Curves, Host, fitted_cluster, table, text
 from tools.plan.cost.constants import Constants, fitted
+from tools.shared.written import check_new, write_new
 
 if TYPE_CHECKING:
     import torch
@@ -47,16 +48,19 @@ def calibrate(path: Path) -> None:
     if kind == "cpu":
         constants = _overhead(cluster, constants)
     if identity.rank == 0:
-        path.write_text(text(cluster, host, curves, constants, fitted()))
+        write_new(path, text(cluster, host, curves, constants, fitted()))
         print("\n".join([*table(curves), f"written: {path}"]))
 
 
 def _refuse(path: Path, identity: launch.Identity) -> None:
     """Rank 0 looks; the others, which may not see its disk, hear of it."""
     said: list[str | None] = [None]
-    if identity.rank == 0 and path.exists():
-        said = [f"{path}: exists already. Choose another name, or remove it."]
-    elif identity.rank == 0 and not path.resolve().parent.is_dir():
+    if identity.rank == 0:
+        try:
+            check_new(path)
+        except UserError as error:
+            said = [str(error)]
+    if identity.rank == 0 and said == [None] and not path.resolve().parent.is_dir():
         said = [f"{path}: cannot be written: there is no folder {path.parent}."]
     if identity.world_size > 1:
         import torch.distributed as dist

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from parallel.errors import UserError
 from tools.plan.backtest.rows import PUBLISHED, read
 from tools.plan.backtest.validation import predicted_s
 from tools.plan.cost.constants import fitted
@@ -17,6 +16,7 @@ from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.selection import best
 from tools.shared import chart
+from tools.shared.written import marked, write_file
 from training.config.run_config import RunConfig
 
 PARETO = "The fastest that fit. Green: ZeRO-0 and ZeRO-1; blue: ZeRO-2 and ZeRO-3; red: chosen."
@@ -26,6 +26,11 @@ body { font: 15px/1.5 sans-serif; max-width: 1120px; margin: 2em auto; padding: 
 h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2.2em }
 pre { background: var(--soft); padding: .8em; overflow-x: auto; font-size: 11px } p { max-width: 70ch }
 """
+
+
+GENERATOR = "python -m tools.plan"
+PLACE = "--report", marked(f'<meta name="generator" content="{GENERATOR}">')
+"""Where a page may go, for ``tools.shared.written``."""
 
 
 def write_page(
@@ -38,10 +43,7 @@ def write_page(
 ) -> None:
     """Raises UserError where the file cannot be written. shown: those of the printed table, in its order. base: the
     recipe that the question came from."""
-    try:
-        path.write_text(render(question, plans, shown, chosen, base))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error}") from None
+    write_file(path, render(question, plans, shown, chosen, base).encode(), *PLACE)
 
 
 def render(
@@ -69,7 +71,7 @@ def render(
         parts.append(_part("More or fewer GPUs", _kept(question), charts.scaling(points)))
     parts.append(_part("Prediction against published runs", _accuracy(), charts.published(_published())))
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="{GENERATOR}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
         f"<style>{chart.STYLE}{STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{''.join(parts)}</body></html>\n"
     )

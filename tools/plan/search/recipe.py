@@ -9,6 +9,7 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
 from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
+from tools.shared.written import check_new, write_new
 from training.config.divisibility import context_problems
 from training.config.incompatible import exchange_problems
 from training.config.optimizer_config import STATE_FIELDS
@@ -142,8 +143,7 @@ def write(
             + "\n  ".join(refused)
             + "\nSearch for one that it accepts, or change the recipe that this one is made from."
         )
-    if path.exists():
-        raise UserError(f"{path}: exists already. Choose another name, or remove it.")
+    check_new(path)
     command, low, high = sbatch(question, path), plan.interval.low, plan.interval.high
     of_card = "" if plan.fits_card else f" of {plan.memory_bytes / 2**30:.0f}"
     of_host = "" if plan.fits_host else f", {plan.host_bytes / 2**30:.0f} GiB a rank in the host's memory"
@@ -154,10 +154,7 @@ def write(
         f"# Expected: {plan.step_s:.3g} s a step ({plan.step_s * low:.3g} to {plan.step_s * high:.3g}), "
         f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank{too_much}.\n# Run: {command}\n"
     )
-    try:
-        path.write_text(head + (dump(config) if full else _short(config)))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error}") from None
+    write_new(path, head + (dump(config) if full else _short(config)))
     return command
 
 
