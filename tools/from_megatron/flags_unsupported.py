@@ -141,9 +141,6 @@ UNSUPPORTED: dict[str, str] = {
     "another group than the data ranks for SHARP, or another library than NCCL between stages": """
         sharp-enabled-group=1|dp pipeline-model-parallel-comm-backend=1|nccl
     """,
-    "schedules are read from the checkpoint: Triplane's come from its recipe": """
-        use-checkpoint-opt_param-scheduler use-checkpoint-opt-param-scheduler
-    """,
     "a batch size that is lowered to what the ranks divide: give one that they do": """
         decrease-batch-size-if-needed
     """,
