@@ -395,6 +395,14 @@ def test_an_unknown_flag_is_named_with_the_nearest_and_its_values() -> None:
     assert unknown == ["--num-layer 4 5 is no flag of Megatron-LM 0.19.2. Did you mean --num-layers?"]
 
 
+def test_words_that_the_shell_has_split_off_are_named_together() -> None:
+    lost = drafted(f"{SMALLEST} --seed 1 -v a b --seed 2 c --save my own run --bf16 d")
+    said = ['"a b" behind --seed 1 belongs', '"c" behind --seed 2 belongs', '"d" behind --bf16']
+    assert len(lost.not_understood) == 3
+    assert all(line.startswith(start) for line, start in zip(lost.not_understood, said, strict=True))
+    assert lost.open[0].startswith('run_dir: --save my own run, and "my own run" is not known')
+
+
 def test_a_value_with_an_equals_sign_and_the_last_of_several() -> None:
     draft = drafted(f"{SMALLEST} --seed=5 --seed 6")
     assert draft.values["train.seed"] == 6

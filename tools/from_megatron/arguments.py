@@ -115,7 +115,7 @@ def known_text(name: str, word: ScriptWord) -> str:
 
 def parse(words: Sequence[ScriptWord]) -> Arguments:
     """Flags and values; unknown flags take the words up to the next flag. Raises UserError for a missing value."""
-    flags, arguments, at = known(), Arguments(), 0
+    flags, arguments, at, before = known(), Arguments(), 0, ""
     for text in map(str, words):
         if found := _DASHES.match(text):
             written = f"--{text[found.end() :]}"
@@ -125,7 +125,9 @@ def parse(words: Sequence[ScriptWord]) -> Arguments:
         name, equals, value = str(word).removeprefix("--").partition("=")
         at += 1
         if not str(word).startswith("--"):
-            _stray(arguments, word)
+            together = _plain(words[at - 1 :]) or [word]
+            _stray(arguments, together, before)
+            at += len(together) - 1
         elif name not in flags:
             until = at + _values(words[at:])
             _unknown_flag(arguments, name, joined([word, *words[at:until]]), nearest(name, flags))
@@ -139,7 +141,7 @@ def parse(words: Sequence[ScriptWord]) -> Arguments:
             at += count
             if further := _split_value(flags[name], words[at:]):
                 values, at = [_open_value([*values, *further])], at + len(further)
-            arguments.given[name] = values
+            arguments.given[name], before = values, joined([f"--{name}", *values])
     arguments.given, arguments.notes, unread = respelled(arguments.given)
     arguments.not_understood += unread
     return arguments
@@ -149,6 +151,11 @@ def _split_value(flag: Flag, rest: Sequence[ScriptWord]) -> list[ScriptWord]:
     """Words behind a path or a name that belong to it: the shell has split what is not quoted."""
     if flag.name not in MAY_STAY_OPEN or flag.arity != "1":
         return []
+    return _plain(rest)
+
+
+def _plain(rest: Sequence[ScriptWord]) -> list[ScriptWord]:
+    """The known words up to the next flag."""
     return list(itertools.takewhile(lambda word: isinstance(word, str) and not word.startswith("-"), rest))
 
 
@@ -158,11 +165,16 @@ def _open_value(words: Sequence[ScriptWord]) -> OpenText:
     return OpenText(joined(words), (*unknowns, Unknown(f'"{joined(words)}"')))
 
 
-def _stray(arguments: Arguments, word: ScriptWord) -> None:
+def _stray(arguments: Arguments, words: Sequence[ScriptWord], before: str) -> None:
+    word = words[0]
     if isinstance(word, OpenText) and word.text == word.unknowns[0].written:
         arguments.unknown_flags += [] if word.unknowns[0].by_branch else [word.unknowns[0]]
     elif not re.fullmatch(r"-\w", str(word)):
-        arguments.not_understood.append(f'"{word}" belongs to no flag (the shell splits what is not quoted at blanks).')
+        behind = f" behind {before}" if before else ""
+        arguments.not_understood.append(
+            f'"{joined(words)}"{behind} belongs to no flag: the shell splits what is not quoted at blanks, and '
+            '"${ARRAY[@]}" does not.'
+        )
 
 
 def _unknown_flag(arguments: Arguments, name: str, written: str, hint: str) -> None:

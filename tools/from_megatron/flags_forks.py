@@ -9,7 +9,8 @@ IRRELEVANT_OF_FORKS: dict[str, str] = {
         use-fused-moe-token-permute-and-unpermute use-fusion-attn-v2 shape-order=1 gemm-gradient-accumulation-fusion
         mla-fa-without-pad use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton use-flash-attn-builder use-te
         npu-deterministic ai-framework=1 no-query-key-layer-scaling
-        abort-on-unmet-fused-kernel-constraints hccl-op-mode=1
+        abort-on-unmet-fused-kernel-constraints hccl-op-mode=1 disable-mem-efficient-ln ds_fused_adam
+        disable-te-fused-rope
     """,
     "how a fork communicates or overlaps it; results do not depend on it": """
         context-parallel-algo=1 use-cp-send-recv-overlap ulysses-degree-in-cp=1 use-ulysses-allgather-kv
@@ -17,6 +18,7 @@ IRRELEVANT_OF_FORKS: dict[str, str] = {
         moe-allgather-overlap-comm use-ascend-mc2 use-ascend-coc coc-fused-kernel coc-parallel-num=1
         disable-gloo-group hccl-group-buffer-adaptive enable-overlap-ag-with-matmul enable-overlap-matmul-with-rs
         enable-backward-overlap-ag-with-matmul DDP-impl=1 no-shared-storage no-pipeline-parallel
+        overlap-p2p-communication no-contiguous-buffers-in-local-ddp use-pin-memory
         variable-seq-lengths use-multiparameter-pipeline-model-parallel create-moe-param-group
     """,
     "text is tokenised beforehand or on first use; training reads ids": """
@@ -28,7 +30,8 @@ IRRELEVANT_OF_FORKS: dict[str, str] = {
     "logs and diagnostics of a fork, which change nothing that is trained": """
         log-level=1 log-level-replica=1 codecarbon-dir=1 profile-level=1
         profile-with-cpu profile-with-stack profile-with-memory profile-record-shapes profile-save-path=1
-        profile-backward op-cal-tflops kill-switch-path=1 trigger-path=1 enable-high-availability enable-hbmfault-repair
+        profile-backward op-cal-tflops log-params-norm-per-param kill-switch-file=1
+        kill-switch-path=1 trigger-path=1 enable-high-availability enable-hbmfault-repair
     """,
 }
 
@@ -43,6 +46,7 @@ UNSUPPORTED_OF_FORKS: dict[str, str] = {
         activations-checkpoint-method=1 activations-checkpoint-num-layers=1 deepspeed-activation-checkpointing
         partition-activations contigious-checkpointing checkpoint-in-cpu synchronize-each-layer
         cpu-optimizer cpu_torch_adam enable-zbh1-pipeline
+        enable-zbh1-exact-semantics memory-centric-tiled-linear force-ds-sequence-parallel
     """,
     "DeepSpeed's; what shards here is parallel.use_distributed_optimizer and its like": """
         deepspeed zero-stage=1 zero-reduce-scatter zero-contigious-gradients zero-reduce-bucket-size=1
