@@ -18,6 +18,7 @@ from typing import Any
 
 from docs import other_trainers
 from parallel.flags import field_docs
+from tools.from_megatron import flags_forks as forks
 from tools.from_megatron import flags_translated as translated
 from tools.from_megatron.flags import known
 from training.config.recipe import sections
@@ -147,6 +148,19 @@ def flags_to_fields() -> Iterator[str]:
         yield row(f"`--{entry.partition('=')[0]}`", f'`model.megatron = ["{field}{"" if "=" in field else "=…"}"]`', "")
 
 
+def flags_respelled() -> Iterator[str]:
+    """Flags of forks that Megatron-LM spells otherwise."""
+    yield from head("Fork", "Megatron-LM, or the recipe")
+    for name, own in forks.RENAMED.items():
+        yield row(f"`--{name}`", f"`--{own}`")
+    for name, meaning in forks.RESPELLED.items():
+        yield row(f"`--{name.partition('=')[0]}`", meaning)
+    for name, (field, _) in forks.FIELDS_OF_FORKS.items():
+        yield row(f"`--{name}`", f"none: `{field}`")
+    yield row("`--xielu`", 'none: `model.activation = "xielu"`')
+    yield row("`--lr-wsd-decay-style 1-sqrt`", "`--lr-wsd-decay-style minus_sqrt`")
+
+
 def flags_by_rules() -> Iterator[str]:
     """Flags that several together, or a default of Megatron-LM's, make a field of."""
     yield ", ".join(f"`--{entry.partition('=')[0]}`" for entry in translated.RULES.split())
@@ -228,6 +242,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "accelerate-keys": lambda: other_trainers_table("Accelerate", other_trainers.ACCELERATE),
     "flags-to-fields": flags_to_fields,
     "flags-by-rules": flags_by_rules,
+    "flags-respelled": flags_respelled,
     "flags-irrelevant": lambda: flags_by_reason("irrelevant"),
     "recipes": recipes,
     "flags-of-another-model": lambda: flags_by_reason("another model"),

@@ -52,8 +52,10 @@ def reason(said: str) -> str:
     """The kind of a refusal: without names and numbers."""
     first = said.partition("\n")[0]
     first = re.sub(r"line \d+: ", "", first)
-    if first.startswith("a recipe would make another model"):
-        return "another model: " + re.sub(r"^ *- \S+( \S+)?: ", "", said.splitlines()[1])[:90]
+    if first.startswith("no recipe:"):
+        heading, item = said.splitlines()[1:3]
+        another = re.sub(r"^ *- \S+( \S+)?: ", "", item)[:90] if heading.startswith("Another") else ""
+        return f"another model: {another}" if another else "not understood, and may change the training"
     return re.sub(r"\d+ values? (is|are)", "values are", first)[:110]
 
 

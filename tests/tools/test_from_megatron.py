@@ -254,7 +254,7 @@ def test_packed_documents_are_kept_apart() -> None:
     assert all(both.values[f"data.{name}"] for name in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"))
     one = drafted(f"{SMALLEST} --reset-position-ids")
     assert "data.reset_position_ids" not in one.values and any(
-        "--reset-position-ids" in line for line in one.other_model
+        "--reset-position-ids" in line for line in one.unsupported
     )
 
 

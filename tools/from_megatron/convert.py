@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     further = choices(arguments, reading.script.other_starts)
     further |= {unknown: ["global-batch-size"] for unknown in (rank_unknowns(launch) if by_ranks else ())}
     refuse_missing(arguments, source.typed, further)
-    draft = _translated(arguments, world, overrides=bool(reading.shape))
+    draft = _translated(arguments, world, source.typed, overrides=bool(reading.shape))
     if reading.shape:
         keep_changes(draft, reading)
     for name, value in reading.fields.items():
@@ -80,7 +80,7 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     return recipe_text.toml(draft, origin, blocks), Summary(blocks, complete, draft.other_model, draft.not_understood)
 
 
-def _translated(arguments: Arguments, world: int | None, overrides: bool) -> Draft:
+def _translated(arguments: Arguments, world: int | None, typed: Sequence[str], overrides: bool) -> Draft:
     """A draft. What another model lacks of this one's flags is not worth a message: that it is another one is.
 
     overrides: as ``Draft`` has it.
@@ -88,7 +88,7 @@ def _translated(arguments: Arguments, world: int | None, overrides: bool) -> Dra
     try:
         draft = translated(arguments, world, overrides)
         if not overrides:
-            refuse_unknown(draft)
+            refuse_unknown(draft, typed)
         return draft
     except UserError as error:
         others = [*arguments.other_model, *other_models(arguments)]
@@ -108,7 +108,7 @@ def _note_reading(draft: Draft, reading: SourceReading) -> None:
     draft.not_understood += reading.not_understood
     draft.open += reading.open
     draft.notes += reading.notes
-    draft.unsupported += _not_followed(reading)
+    draft.open += _not_followed(reading)
     summary.note_answers(draft, script.answers, launch)
     summary.note_overwritten(draft, script.overwritten)
     summary.note_not_read(draft, script)

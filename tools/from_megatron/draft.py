@@ -13,7 +13,7 @@ from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown, joined
 from training.config.recipe import names
 
 DEFAULT = "Megatron-LM's default"
-_TRAINED = ("model.", "data.", "optimizer.", "train.")
+_TRAINED = ("model.", "data.", "optimizer.")
 """Sections that say what is trained, and not how fast."""
 
 

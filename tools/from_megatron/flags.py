@@ -73,7 +73,7 @@ def _all() -> Iterator[Flag]:
         yield Flag(name, "1", "translated", fork=True)
     for name in forks.FIELDS_OF_FORKS:
         yield Flag(name, "1", "translated", fork=True)
-    own = (*forks.RESPELLED.split(), *forks.RULES_OF_FORKS.split())
+    own = (*forks.RESPELLED, *forks.RULES_OF_FORKS.split())
     yield from (_flag(entry, "translated", "", fork=True) for entry in own)
     yield from _entries(IRRELEVANT, "irrelevant")
     yield from _entries(UNSUPPORTED, "unsupported")

@@ -98,10 +98,15 @@ RENAMED: dict[str, str] = {
 }
 """One value, which Megatron-LM has under another name."""
 
-RESPELLED = """
-    num-key-value-heads=1 fp8-hybrid fp8-e4m3 multi-head-latent-attention n-shared-experts=1 first-k-dense-replace=1
-"""
-"""What Megatron-LM says by other flags: ``spellings`` has by which."""
+RESPELLED: dict[str, str] = {
+    "num-key-value-heads=1": "`--group-query-attention --num-query-groups`",
+    "fp8-hybrid": "`--fp8-format hybrid`",
+    "fp8-e4m3": "`--fp8-format e4m3`",
+    "multi-head-latent-attention": "`--multi-latent-attention`",
+    "n-shared-experts=1": "`--moe-shared-expert-intermediate-size`, that many times `--moe-ffn-hidden-size`",
+    "first-k-dense-replace=1": "`--moe-layer-freq`, a list that begins with so many zeros",
+}
+"""What Megatron-LM says by other flags, as people may read it; ``spellings`` makes them."""
 
 FIELDS_OF_FORKS: dict[str, tuple[str, None]] = {
     "attn-logit-softcapping": ("model.attn_logit_softcapping", None),

@@ -112,12 +112,8 @@ OTHER_MODEL: dict[str, str] = {
         grpo-default-top-p=1 langrl-env-config=1 langrl-inference-server-type=1
         langrl-inference-server-conversation-template=1 langrl-external-server refit-method=1 moe-enable-routing-replay
     """,
-    "schedules are read from the checkpoint: Triplane's come from its recipe": """
-        use-checkpoint-opt_param-scheduler use-checkpoint-opt-param-scheduler
-    """,
     "deprecated by Megatron-LM itself: --micro-batch-size, --lr-warmup-fraction and others take their places": """
-        batch-size=1 warmup=1 moe-token-dropping use-checkpoint-lr-scheduler kitchen-config-file=1
-        kitchen-recipe-number=1
+        batch-size=1 warmup=1 moe-token-dropping kitchen-config-file=1 kitchen-recipe-number=1
     """,
     "nothing is trained, only evaluated": """
         skip-train
@@ -131,7 +127,7 @@ OTHER_MODEL: dict[str, str] = {
 UNSUPPORTED: dict[str, str] = {
     "deprecated by Megatron-LM itself, which refuses it; use its replacement": """
         model-parallel-size=1 checkpoint-activations checkpoint-num-layers=1 distribute-checkpointed-activations
-        moe-extended-tp standalone-embedding-stage use-legacy-models
+        moe-extended-tp use-checkpoint-lr-scheduler standalone-embedding-stage use-legacy-models
     """,
     "another rounding than Triplane's, or fewer bits": """
         fp16-lm-cross-entropy output-logit-dtype=1|fp32 disable-bf16-reduced-precision-matmul
@@ -144,6 +140,9 @@ UNSUPPORTED: dict[str, str] = {
     """,
     "another group than the data ranks for SHARP, or another library than NCCL between stages": """
         sharp-enabled-group=1|dp pipeline-model-parallel-comm-backend=1|nccl
+    """,
+    "schedules are read from the checkpoint: Triplane's come from its recipe": """
+        use-checkpoint-opt_param-scheduler use-checkpoint-opt-param-scheduler
     """,
     "a batch size that is lowered to what the ranks divide: give one that they do": """
         decrease-batch-size-if-needed

@@ -84,7 +84,7 @@ def _documents(draft: Draft) -> None:
         draft.put("data.reset_position_ids", True, "--reset-position-ids")
     elif mask or positions:
         given, missing = ("attention-mask", "position-ids") if mask else ("position-ids", "attention-mask")
-        draft.other_model.append(
+        draft.unsupported.append(
             f"--reset-{given} without --reset-{missing}: Triplane resets both or neither; here neither."
         )
 

@@ -5,11 +5,13 @@ take it from there. --padded-vocab-size is the number of rows as it stands.
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from parallel.errors import UserError
 from parallel.untrusted import json_value, read_text
 from tools.from_megatron.draft import DEFAULT, Draft
+from tools.from_megatron.missing import how_to_give
 from tools.from_megatron.unknown import OpenText, ScriptWord
 
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
@@ -55,18 +57,24 @@ def vocabulary(draft: Draft) -> None:
     draft.put("model.make_vocab_size_divisible_by", multiple * tp, source)
 
 
-def refuse_unknown(draft: Draft) -> None:
-    """Raises UserError where nothing says how long the embedding is: a recipe would have Triplane's own vocabulary."""
+def refuse_unknown(draft: Draft, typed: Sequence[str]) -> None:
+    """Raises UserError where nothing says how long the embedding is: a recipe would have Triplane's own vocabulary.
+
+    typed: the words behind ``python -m tools.from_megatron``.
+    """
     if "model.vocab_size" in draft.values or draft.values.get("data.tokenizer", _BYTES) != _BYTES:
         return
-    about = ("model.vocab_size", "data.tokenizer", "--tokenizer-type")
-    why = [line for line in (*draft.open, *draft.unsupported) if line.startswith(about)]
-    nothing = ["no --tokenizer-type, no --vocab-size and no --padded-vocab-size."]
-    raise UserError(
-        "\n  - ".join(["the vocabulary is not known, and with it the rows of the embedding:", *(why or nothing)])
-        + "\nAdd --padded-vocab-size N to the command, the rows of the embedding as Megatron-LM's log has them; or "
+    why = [line for line in draft.open if line.startswith(("model.vocab_size", "data.tokenizer"))]
+    kind = draft.arguments.text("tokenizer-type")
+    uncounted = f"--tokenizer-type {kind}: the ids of its files cannot be counted here, and there is no --vocab-size."
+    other = uncounted if kind else "no --tokenizer-type, no --vocab-size and no --padded-vocab-size."
+    lines = ["the vocabulary is not known, and with it the rows of the embedding:"]
+    lines += [f"  - {line}" for line in why or [other]]
+    lines.append(
+        "Add --padded-vocab-size N to the command, the rows of the embedding as Megatron-LM's log has them; or "
         "--tokenizer-type with its --tokenizer-model or --vocab-size."
     )
+    raise UserError("\n".join(lines + how_to_give(draft.wanted, typed)))
 
 
 def _tokenizer(draft: Draft, kind: str | None, path: str | None) -> None:

@@ -45,7 +45,7 @@ def translated(arguments: Arguments, world: int | None, overrides: bool = False)
     for name in ("lr", "micro-batch-size"):  # Megatron-LM has no defaults for them
         if draft.arguments.text(name) is None:
             lines = draft.not_understood if name == "lr" else draft.unsupported
-            lines.append(f"no --{name}: Megatron-LM does not start without it. The recipe has our default.")
+            lines.append(f"no --{name}: Megatron-LM does not start without it. Without it, the recipe has our default.")
             draft.arguments.given[name] = ["3e-4" if name == "lr" else "1"]
         draft.fields({name: table.FIELDS[name]})
     draft.fields(dict(FIELDS_OF_FORKS))
