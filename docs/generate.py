@@ -150,11 +150,15 @@ def flags_to_fields() -> Iterator[str]:
 
 def flags_respelled() -> Iterator[str]:
     """Flags of forks that Megatron-LM spells otherwise."""
-    yield from head("Fork", "Megatron-LM")
+    yield from head("Fork", "Megatron-LM, or the recipe")
     for name, own in forks.RENAMED.items():
         yield row(f"`--{name}`", f"`--{own}`")
     for name, meaning in forks.RESPELLED.items():
         yield row(f"`--{name.partition('=')[0]}`", meaning)
+    for name, (field, _) in forks.FIELDS_OF_FORKS.items():
+        yield row(f"`--{name}`", f"none: `{field}`")
+    yield row("`--xielu`", 'none: `model.activation = "xielu"`')
+    yield row("`--lr-wsd-decay-style 1-sqrt`", "`--lr-wsd-decay-style minus_sqrt`")
 
 
 def flags_by_rules() -> Iterator[str]:

@@ -79,7 +79,6 @@ def test_the_walk_sees_what_is_wrong() -> None:
         "--ademamix-alpha 8 --ademamix-beta3 0.999",
         "--position-embedding-type alibi",
         "--use-alibi-position-embeddings",
-        "--xielu",
         "--hybrid-layer-pattern M-D",
         "--goldfish-loss",
         "--hybrid-layer-pattern M-/M-",

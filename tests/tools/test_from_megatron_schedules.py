@@ -230,13 +230,21 @@ def test_a_drawn_schedule_is_megatron_s(seed: int) -> None:
         ("--train-iters 10 --lr-decay-style WSD", "--lr-wsd-decay-iters is missing"),
         ("--train-samples 80 --lr-decay-style WSD --lr-wsd-decay-iters 3", "--lr-wsd-decay-samples is missing"),
         ("--train-samples 3", "less than one batch"),
-        ("--step-batch-size-schedule '0:2 1K:4' --train-samples 80", "Megatron-LM refuses both"),
     ],
 )
 def test_what_megatron_lm_asserts_is_refused(flags: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         drafted(f"{MODEL} --global-batch-size 8 --lr 1e-3 {flags}")
     assert message in str(caught.value)
+
+
+def test_batches_that_are_no_ramp_or_given_twice_are_not_understood() -> None:
+    flags = f"{MODEL} --lr 1e-3 --train-samples 800 --step-batch-size-schedule"
+    for schedule, more, message in (("0:2 12.8K:4 90K:6", "", "uneven"), ("0:8 1K:4", "", "uneven"),
+                                    ("0:2 1K:4", "--global-batch-size 8", "refuses both")):  # fmt: skip
+        (said,) = drafted(f"{flags} '{schedule}' {more}").not_understood
+        assert message in said
+    assert drafted(f"{flags} '0:2 1K:4 2K:6'").not_understood == []
 
 
 def test_lengths_of_zero_are_legal() -> None:

@@ -40,7 +40,12 @@ def test_a_batch_that_is_not_given_is_the_ranks() -> None:
 
 
 def test_no_evaluation_needs_no_interval() -> None:
-    assert recipe_of(f"{SMALLEST} --eval-interval 0 --eval-iters 0").train.eval_iters == 0
+    config = recipe_of(f"{SMALLEST} --eval-interval 0 --eval-iters 0 --exit-interval 0 --save-interval 0")
+    assert (config.train.eval_iters, config.train.eval_interval, config.train.exit_interval) == (0, None, None)
+    assert config.checkpoint.save_interval is None and not config.problems(1)
+    factor = drafted(f"{SMALLEST} --num-experts 4 --moe-router-topk-scaling-factor 0")
+    assert factor.values["model.moe_router_topk_scaling_factor"] == 1.0
+    assert drafted(SMALLEST.replace("--num-attention-heads 4", "--num-attention-heads 0")).values  # no traceback
     assert recipe_of(f"{SMALLEST} --lr-warmup-iters 5 --lr-warmup-samples 0").optimizer.lr_warmup_iters == 5
 
 

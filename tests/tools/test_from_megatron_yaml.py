@@ -554,6 +554,7 @@ def test_overrides_of_few_sections(text: str) -> None:
         ("--untie-embeddings-and-output-weights: false", "--squared-relu: False"),
         ("--untie-embeddings-and-output-weights: false", "--rotary-base: null"),
         ("--moe-layer-freq: ([0]*1+[1]*3)", "--moe-layer-freq: [0, 1, 1, 1]"),
+        ("--train-iters: 100", '--train-iters: 100\n  --rampup-batch-size: "8 8 1000"'),
     ],
 )
 def test_values_of_a_functional_test_that_are_written_otherwise(field: str, written: str) -> None:

@@ -75,6 +75,8 @@ def _words(name: str, value: YamlText) -> str:
         return f'{name} "{text}"'
     if re.fullmatch(r"\[[^]]+\]", text):
         return f"{name} {text[1:-1]}"
+    if re.fullmatch(r"\d+( \d+)+", text):  # --rampup-batch-size: "384 384 97656250"
+        return f"{name} {text}"
     if re.search(r"[ |()]", text) or ("*" in text and "/" not in text):  # M-M*-: no files
         return f'{name} "{text}"'
     return f"{name} {text}" if re.fullmatch(r"[\w./:,$\{\}=+*\[\]-]+", text) else f"{name} {shlex.quote(text)}"

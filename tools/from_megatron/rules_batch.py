@@ -40,10 +40,11 @@ def batches(draft: Draft) -> Batches:
     """The batch sizes of a command, which become fields of the train section."""
     steps = _steps(draft)
     if steps and draft.arguments.text("global-batch-size") is not None:
-        raise UserError(
-            "--step-batch-size-schedule beside --global-batch-size: Megatron-LM refuses both. Leave one out."
+        draft.not_understood.append(
+            "--step-batch-size-schedule beside --global-batch-size: Megatron-LM refuses both, and the recipe "
+            "has the latter."
         )
-    if steps:
+    elif steps:
         return _stepped(draft, steps)
     size = _global_batch_size(draft)
     values = draft.arguments.texts("rampup-batch-size")

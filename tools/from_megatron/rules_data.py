@@ -99,7 +99,9 @@ def saving(draft: Draft) -> None:
     interval = arguments.whole("save-interval", arguments.whole("persistent-save-interval"))
     draft.put("run_dir", save, "--save")
     source = "--save-interval" if arguments.switch("save-interval") else "--persistent-save-interval"
-    draft.put("checkpoint.save_interval", interval, source)
+    draft.put("checkpoint.save_interval", interval or None, source)
+    if interval == 0:
+        draft.irrelevant.append(f"{source} 0: it never saves before the end, which is Triplane's default")
     retained = arguments.whole("save-retain-interval")
     if retained is None:
         draft.put("checkpoint.keep", KEEP_ALL, "Megatron-LM deletes none")

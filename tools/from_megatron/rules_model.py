@@ -42,7 +42,7 @@ def _sizes(draft: Draft) -> None:
     default = (gated, "two thirds of 4 x hidden") if arguments.switch("swiglu") else (4 * hidden, "4 x hidden")
     draft.put("model.ffn_hidden_size", *((ffn, "--ffn-hidden-size") if ffn else default))
     channels = arguments.whole("kv-channels")
-    quotient = None if hidden % heads else hidden // heads  # our own check names sizes that divide
+    quotient = None if heads < 1 or hidden % heads else hidden // heads  # our own check names sizes that divide
     draft.put("model.kv_channels", channels or quotient, "--kv-channels" if channels else "hidden / heads")
     groups, grouped = arguments.whole("num-query-groups", 1), arguments.switch("group-query-attention")
     draft.put("model.num_query_groups", groups if grouped else heads, "--num-query-groups" if grouped else "every head")
@@ -169,6 +169,8 @@ def _experts(draft: Draft) -> None:
     draft.fields(EXPERT_FIELDS)
     if arguments.text("moe-ffn-hidden-size") is None:
         draft.put("model.moe_ffn_hidden_size", draft.values["model.ffn_hidden_size"], "as ffn_hidden_size")
+    if draft.values.get("model.moe_router_topk_scaling_factor") == 0:  # megatron-core: no factor
+        draft.put("model.moe_router_topk_scaling_factor", 1.0, "--moe-router-topk-scaling-factor 0")
     draft.switches(EXPERT_SWITCHES)
     if max(len(losses), len(weights)) > 1:
         draft.other_model.append(

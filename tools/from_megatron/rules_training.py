@@ -10,9 +10,10 @@ def training(draft: Draft) -> None:
     """What is more than one flag's value of how a step is run."""
     _recompute(draft)
     _offload(draft)
-    if draft.values.get("train.eval_iters") == 0 and draft.values.get("train.eval_interval") == 0:
-        del draft.values["train.eval_interval"]
-        draft.irrelevant.append("--eval-interval 0: nothing is evaluated without --eval-iters")
+    for flag, what in (("eval-interval", "evaluates"), ("exit-interval", "stops early")):
+        if draft.values.get(name := f"train.{flag.replace('-', '_')}") == 0:
+            del draft.values[name]
+            draft.irrelevant.append(f"--{flag} 0: it never {what}, which is Triplane's default")
     interval = draft.arguments.whole("manual-gc-interval")
     if draft.arguments.switch("manual-gc"):
         draft.put("train.manual_gc_interval", interval or 100, "--manual-gc-interval" if interval else "--manual-gc")
