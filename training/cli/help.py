@@ -53,7 +53,8 @@ RARE = {
     "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size activation_offload_fraction "
     "delta_offload_bytes_across_pp_ranks",
     "eval": "task_folder interval limit num_fewshot full_pass",
-    "checkpoint": "no_load_rng override_opt_param_scheduler save_retain_interval use_checkpoint_opt_param_scheduler verify",
+    "checkpoint": "no_load_rng override_opt_param_scheduler save_retain_interval use_checkpoint_opt_param_scheduler "
+    "verify",
     "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus prometheus_address prometheus_port names "
     "log_params_norm log_num_zeros_in_grad layer_stats_interval ranks report",
     "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour spike_sigma spike_window replica_check_interval "
