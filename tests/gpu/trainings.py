@@ -7,7 +7,7 @@ from tools.benchmark.circumstances import ROOT
 from tools.inspect_checkpoint.compare import Comparison, compare, pairs
 from tools.inspect_checkpoint.contents import parameters
 from tools.parity.layouts import shrink, with_layout
-from tools.shared import held_checkpoint
+from tools.shared.held_checkpoint import find
 from training.checkpoint.format.reader import FileReader
 from training.cli import parse
 from training.config.recipe import dump
@@ -47,7 +47,7 @@ def loss_difference(run_dir: Path, reference: Path) -> float:
 def checkpoint_differences(run_dir: Path, reference: Path, generators: bool = False) -> list[Comparison]:
     """The newest checkpoints of two runs, tensor by tensor. generators: random ones, too, which each device has of its
     own."""
-    paths = [held_checkpoint.find(folder) for folder in (run_dir, reference)]
+    paths = [find(folder) for folder in (run_dir, reference)]
     with FileReader(paths[0]) as one, FileReader(paths[1]) as other:
         found = pairs(parameters(one.tensors), parameters(other.tensors))
         return compare([pair for pair in found if generators or pair[1] != "generators"], one, other, lambda _: None)

@@ -60,3 +60,10 @@ def test_activations_that_are_offloaded_by_module() -> None:
     without = drafted(f"{SMALLEST} --offload-modules core_attn")
     assert "train.offload_modules" not in without.values
     assert any("--offload-modules" in line for line in without.irrelevant)
+
+
+def test_which_schedule_a_resume_takes() -> None:
+    for flag in ("override-opt_param-scheduler", "use-checkpoint-opt-param-scheduler"):
+        taken = recipe_of(f"{SMALLEST} --{flag}").checkpoint
+        expected = (flag.startswith("override"), flag.startswith("use"))
+        assert (taken.override_opt_param_scheduler, taken.use_checkpoint_opt_param_scheduler) == expected

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,21 +99,24 @@ class HeldCheckpoint:
             return cls(folder, folder, stamp) if (folder / MANIFEST).is_file() else None
         if len(names) + SPARE_FILES > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
             return cls(folder, folder, stamp)
-        links = Path(tempfile.mkdtemp(prefix="triplane-held-"))
+        try:
+            links = Path(tempfile.mkdtemp(prefix="triplane-held-"))
+        except OSError:
+            return cls(folder, folder, stamp)
         descriptors = list[int]()
         release = partial(_release, os.getpid(), descriptors, links)
-        files = links / folder.name
-        files.mkdir()
-        for name in names:
-            try:
-                descriptors.append(regular_descriptor(folder / name))
-                (files / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptors[-1]}")
-            except (OSError, InputError):  # missing, unreadable or no file: who verifies it says so
-                (files / name).symlink_to((folder / name).absolute())
+        try:
+            descriptors += _linked(folder, names, links / folder.name)
+        except OSError:
+            release()
+            return cls(folder, folder, stamp)
         if not (folder / MANIFEST).is_file():
             release()
             return None
-        held = cls(folder, files, stamp)
+        held = cls(folder, links / folder.name, stamp)
+        if not (held.files / MANIFEST).is_file():  # without /proc
+            release()
+            return cls(folder, folder, stamp)
         weakref.finalize(held, release)
         return held
 
@@ -127,6 +130,19 @@ class HeldCheckpoint:
             text = str(error).replace(str(self.files), str(self.folder))
             is_held = self.files != self.folder and os.strerror(errno.ESTALE) not in text
             raise type(error)(text if is_held or _stamp(self.folder) == self.stamp else deleted(self.folder)) from None
+
+
+def _linked(folder: Path, names: Sequence[str], files: Path) -> Iterator[int]:
+    """The descriptors of a folder's files, of each of which ``files`` has a link then. Raises OSError."""
+    files.mkdir()
+    for name in names:
+        try:
+            descriptor = regular_descriptor(folder / name)
+        except (OSError, InputError):  # missing, unreadable or no file: who verifies it says so
+            (files / name).symlink_to((folder / name).absolute())
+            continue
+        yield descriptor
+        (files / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 def _release(owner: int, descriptors: list[int], links: Path) -> None:

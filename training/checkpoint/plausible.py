@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parallel.regions import Box
-from parallel.schema import JSON, Count, fits, shown
+from parallel.schema import JSON, fits, shown
 from training.checkpoint import folders
 from training.checkpoint.account import account_problems
 from training.checkpoint.format.index import CheckpointIndex
@@ -68,8 +68,8 @@ def _optimizer_problems(optimizer: Mapping[str, JSON], about: Mapping[str, JSON]
         if not isinstance(scale, int | float) or not 0 < scale < math.inf:
             yield f"optimizer.grad_scaler.scale: expected a finite number above 0, found {shown(scale)}"
         for name in ("growth_tracker", "hysteresis_tracker"):
-            if isinstance(scaler, dict) and not fits(scaler.get(name), Count):
-                yield f"optimizer.grad_scaler.{name}: expected 0 or more, found {shown(scaler.get(name))}"
+            if isinstance(scaler, dict) and not fits(scaler.get(name), int):  # hysteresis goes below 0
+                yield f"optimizer.grad_scaler.{name}: expected a whole number, found {shown(scaler.get(name))}"
 
 
 def check_values(boxes: Sequence[Box], files: CheckpointIndex, step: int | None = None, adam: bool = True) -> None:

@@ -49,6 +49,16 @@ def number(key: str, value: float, element: int = 5) -> Callable[[Path], object]
     return lambda folder: change_number(folder, key, value, element)
 
 
+def without_account(folder: Path) -> None:
+    """As an older version wrote it, whose optimizer has moments and no updates."""
+
+    def change(found: dict[str, Any]) -> None:
+        found["optimizer"]["step"] = 0
+        del found["entries"]["account"]
+
+    change_state(folder, change, lambda said: said.pop("optimizer_step"))
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "samples": (
         state("progress", "consumed_samples", value=25),
@@ -60,6 +70,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no updates": (state("optimizer", "step", value=0, everywhere=True), "optimizer.step: expected 4, the updates"),
     "more updates": (state("optimizer", "step", value=5), "optimizer.step: expected 4, as the manifest says, found 5"),
+    "no updates, of an older version": (without_account, "optimizer.step: expected 1 or more, since optimizer.state."),
     "learning rate": (
         state("optimizer", "param_groups", value=[{"lr": -1.0}]), "param_groups.0.lr: expected 0 or more, found -1.0"
     ),

@@ -103,7 +103,9 @@ def test_both_flags_are_a_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["as it was", "unreadable"])
-def test_a_checkpoint_of_an_older_version_goes_on(begun: Path, prepared: Prepared, tmp_path: Path, recipe: str) -> None:
+def test_a_checkpoint_of_an_older_version_goes_on(
+    begun: Path, prepared: Prepared, tmp_path: Path, recipe: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """It has a sentence for a schedule; its configuration tells which one it was."""
     run = copy_of(begun, tmp_path / "run")
 
@@ -116,6 +118,11 @@ def test_a_checkpoint_of_an_older_version_goes_on(begun: Path, prepared: Prepare
         change_text(run / NEWEST, "config.toml", b"\xff\xfe")
     expected = schedule_of(tmp_path, *(() if recipe == "as it was" else OTHER_BATCH))
     assert followed(go_on(prepared, run, *OTHER_BATCH), expected, 16)
+    out = capfd.readouterr().out
+    if recipe == "unreadable":
+        assert f"changed      not known: {run / NEWEST}/config.toml is unreadable (" in out and "unset" not in out
+    else:
+        assert "changed      train.global_batch_size 8 -> 16" in out
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from training.checkpoint.restoring import Restored
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.progress import Progress
-from training.run_dir.resume_report import Now, card
+from training.run_dir.resume_report import Now, card, recipe_of
 
 ENTRIES: dict[str, Any] = {
     "schedule": "cosine",
@@ -153,3 +153,15 @@ def test_a_model_that_is_spelled_out_is_the_one_that_is_named() -> None:
     card_of = dataclasses.replace(NOW, recipe_before=before, recipe=now)
     assert row("changed", now=card_of) == "model.rotary_base 10000 -> 500000; model.hf_model_type llama ->"
     assert row("bit for bit", now=card_of) == "not expected: changed: model.rotary_base"
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", b"[train\n", b"train = 5\n", b"x = 1\n", None])
+def test_a_recipe_that_tells_nothing_is_unreadable_and_not_unset(text: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    if text is not None:
+        path.write_bytes(text)
+    found, problem = recipe_of(path)
+    assert found == "" and problem.startswith(f"{path} is unreadable (")
+    now = dataclasses.replace(NOW, recipe_before=found, unreadable=problem)
+    assert row("changed", now=now) == f"not known: {problem}"
+    assert row("bit for bit", now=now) == "not expected: what else has changed is not known"
