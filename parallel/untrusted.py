@@ -99,7 +99,7 @@ def read_json[T](path: Path, kind: type[T] | Any = JSON, most_bytes: int = JSON_
 def read_foreign[T](path: Path, kind: type[T] | Any = Foreign) -> Any:
     """A JSON file of Hugging Face's libraries, as ``kind``: an object, or what a dataclass reads of one.
 
-    They read it with Python's json: what that takes and nobody here uses is no problem, be it NaN, a number of thirty
+    They read it with Python's json: what that takes and is not used here is no problem, be it NaN, a number of thirty
     digits, half a surrogate pair or a name that is there twice, whose last value counts.
     """
     return _checked(json_value(read_bytes(path, JSON_BYTES), path, constants=True), kind, path, None)

@@ -12,49 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.hf import rope
-from models.hf.config_parts import WHOLE
 from models.hf.families import ARCHITECTURES
-from models.hf.keys import MOST_TOKENS, SPANS, Architecture, Config, Span, Unsupported, is_one_of, shown
+from models.hf.keys import SPANS, Architecture, Config, Unsupported, is_one_of
+from models.hf.other_keys import NO_EFFECT, is_off, left_problems, token_problems
 from models.hf.unsupported import unsupported
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from models.symbols import MLPS
 from parallel.errors import UserError
-
-NO_EFFECT = frozenset("""
-    architectures model_type transformers_version torch_dtype dtype use_cache auto_map _name_or_path name_or_path
-    bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id cls_token_id decoder_start_token_id
-    pretraining_tp ep_size n_ctx task_specific_params output_router_logits output_attentions output_hidden_states
-    return_dict summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    reorder_and_upcast_attn is_encoder_decoder is_decoder id2label label2id problem_type chunk_size_feed_forward
-    _attn_implementation_autoset _attn_implementation attn_implementation cache_implementation _sliding_window_pattern
-    is_llama_config unsloth_version unsloth_fixed finetuning_task tokenizer_class prefix torchscript use_bfloat16
-    use_return_dict tie_encoder_decoder
-    max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty
-    temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
-    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
-    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
-    begin_suppress_tokens
-""".split())  # fmt: skip
-"""Keys that say nothing about what the model computes in pretraining; the last ones are of generation, which older
-files hold, too."""
-
-SHOWN_BY_NO_TENSOR = frozenset("""
-    rope_theta rope_scaling rope_parameters partial_rotary_factor original_max_position_embeddings rope_interleaved
-    head_dim layer_types sliding_window use_sliding_window attention_chunk_size is_causal use_bidirectional_attention
-    attn_logit_softcapping final_logit_softcapping tie_word_embeddings text_config add_cross_attention per_layer_config
-    quantization_config compression_config fusion_config
-""".split())  # fmt: skip
-"""Keys that say how a model computes, which its tensors do not tell. Code that transformers' models share reads some of
-them, whatever a model's own class has; so none is passed over."""
-
-OFF: dict[str, Any] = {
-    "use_sliding_window": False, "rope_interleaved": False, "add_cross_attention": False, "is_causal": True,
-    "use_bidirectional_attention": False,
-}  # fmt: skip
-"""Keys that an architecture does not read, and what says that the model is without such a thing."""
-
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 TRAINING_ONLY = frozenset("""
     hidden_dropout attention_dropout init_method_std make_vocab_size_divisible_by mtp_loss_scaling_factor
@@ -101,14 +66,14 @@ def without_effect(config: Config, model_type: str) -> Config:
 
 
 def _read(config: Config) -> tuple[str, GPTShape, Config]:
-    """And what no table knows."""
+    """And the keys that have no reader."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise UserError(unsupported(config))
     architecture = ARCHITECTURES[model_type]
     left = {key: value for key, value in config.items() if key not in NO_EFFECT}
     fields: dict[str, Any] = _Fields(architecture.implied)
-    problems = _token_problems(config) + _read_aliases(left, architecture)
+    problems = token_problems(config) + _read_aliases(left, architecture)
     problems += _read_switches(left, architecture) + _read_numbers(left, fields, architecture)
     for read, _ in architecture.parts if not problems else ():
         try:
@@ -118,14 +83,9 @@ def _read(config: Config) -> tuple[str, GPTShape, Config]:
         except _NotRead:
             if not problems:
                 raise
-    left = {key: value for key, value in left.items() if not _is_off(key, value)}
+    left = {key: value for key, value in left.items() if not is_off(key, value)}
     if not problems:
-        problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if key in SHOWN_BY_NO_TENSOR]
-        if config.get("auto_map") is not None:
-            why = "unknown, and code that comes with the model may read it (auto_map)"
-            problems += [
-                f"{key} = {shown(value)}: {why}" for key, value in left.items() if key not in SHOWN_BY_NO_TENSOR
-            ]
+        problems = list(left_problems(left, has_code=config.get("auto_map") is not None))
     if not problems:
         shape = GPTShape(**{"hf_model_type": model_type} | fields)
         problems = shape_problems(shape)
@@ -137,13 +97,6 @@ def _read(config: Config) -> tuple[str, GPTShape, Config]:
     raise UserError(
         "\n  ".join([f"config.json ({model_type}) has what Triplane's {model_type} does not compute:", *problems])
     )
-
-
-def _is_off(key: str, value: object) -> bool:
-    """Of a key that was not read."""
-    if key == "layer_types" and isinstance(value, list):
-        return all(kind == WHOLE for kind in value)
-    return value is None or (key in OFF and is_one_of(value, (OFF[key],)))
 
 
 def write_config(shape: GPTShape) -> tuple[str, Config]:
@@ -291,16 +244,6 @@ def _nearest(shape: GPTShape) -> str:
     if shape.add_qkv_bias:
         return "qwen2"
     return "mistral" if any(shape.window_blocks) else "llama"
-
-
-def _token_problems(config: Config) -> list[str]:
-    """Of ids that say nothing about the model, but are written when it is exported. Old files have -1 for none."""
-    span, problems = Span(-1, MOST_TOKENS, whole=True), []
-    for key in TOKEN_IDS:
-        value = config.get(key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        problems += [problem for one in ids if (problem := span.problem(key, one)) is not None]
-    return problems
 
 
 def _read_aliases(left: Config, architecture: Architecture) -> list[str]:

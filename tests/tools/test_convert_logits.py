@@ -68,6 +68,17 @@ def test_without_transformers_a_note_says_so(
     assert "note: logits were not compared with transformers' own: it is not installed." in capsys.readouterr().out
 
 
+def test_where_a_side_cannot_run_a_note_says_why_and_the_import_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "hf", TINY["llama2_tiny"])
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
+    said = capsys.readouterr().out
+    assert "note: logits were not compared, of block 0: transformers' logits could not be computed (" in said
+    assert main(["import", "--logits", str(tmp_path / "hf"), str(tmp_path / "again")]) == 2
+
+
 @pytest.mark.parametrize("direction", ["import", "export"])
 def test_what_is_rejected_before_it_has_its_name_does_not_stay(tmp_path: Path, direction: str) -> None:
     """As --verify and --logits do it."""

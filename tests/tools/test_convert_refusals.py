@@ -93,6 +93,12 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"rope_scaling": None, "rope_theta": None, "rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}},
         "long_factor = [1.0]: expected 8 numbers",
     ),
+    "factor of longrope that is text": (
+        TINY["phi4_tiny"],
+        {"rope_scaling": None, "rope_theta": None, "rope_parameters": {
+            "rope_type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 8, "attention_factor": "2"}},
+        "rope_scaling.attention_factor = '2': expected a number above 0",
+    ),
     "dropouts that differ": (TINY["phi3_tiny"], {"embd_pdrop": 0.5}, "embd_pdrop = 0.5: expected 0"),
     "an activation of another name": (TINY["pythia_tiny"], {"hidden_act": "relu"}, "hidden_act = 'relu': expected"),
     "blocks with and without RoPE": (TINY["smollm3_tiny"], {"no_rope_layers": [1, 2, 1, 1]}, "no_rope_layers = [1, 2"),

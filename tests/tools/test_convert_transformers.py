@@ -19,7 +19,8 @@ import pytest
 from data.tokenizers import open_tokenizer
 from models.hf.families import ARCHITECTURES
 from models.hf.files import read_configuration
-from models.hf.shapes import NO_EFFECT, unread
+from models.hf.other_keys import NO_EFFECT
+from models.hf.shapes import unread
 from parallel.errors import UserError
 from parallel.launch import Identity
 from programs import Program
@@ -123,7 +124,7 @@ def test_from_a_folder_of_transformers_to_its_generate(said: dict[str, Any], tmp
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"kimi_k2"}))
-def test_no_key_that_a_class_of_transformers_reads_is_passed_over(said: dict[str, Any], name: str) -> None:
+def test_no_key_that_a_class_of_transformers_reads_is_skipped(said: dict[str, Any], name: str) -> None:
     """By either of its names: whatever stands there is read, or refused."""
     folder, aliases, keys = said["classes"][name]
     assert ARCHITECTURES[name].aliases == aliases

@@ -184,17 +184,17 @@ def test_a_model_far_larger_than_its_files_is_refused_before_it_is_listed(
 
 
 ODD = '[1000000000000000019884624838656, 1e30, NaN, -Infinity, "\\ud800", "\\u0000", {"a\\u0001": null}]'
-"""What the libraries that write and read these files take, and nobody here uses."""
+"""What the libraries that write and read these files take, and is not used here."""
 NAMES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 def with_odd(text: str) -> str:
     """An object of the folder's own with ODD put into it."""
-    return text.replace("{", f'{{"nobody_reads_this": {ODD}, "nor_this": 1, "nor_this": 2, ', 1)
+    return text.replace("{", f'{{"has_no_reader": {ODD}, "nor_this": 1, "nor_this": 2, ', 1)
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
-def test_what_nobody_reads_is_carried_there_and_back(
+def test_what_has_no_reader_is_carried_there_and_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mark: str
 ) -> None:
     """And named, where it is a key of the model's configuration."""
@@ -211,13 +211,13 @@ def test_what_nobody_reads_is_carried_there_and_back(
     )  # fmt: skip
     assert main(["import", "--no_logits", str(hf), str(imported)]) == 0
     said = capsys.readouterr().out
-    assert "keys that say nothing to transformers' llama, nor to Triplane: nobody_reads_this, nor_this." in said
+    assert "keys that say nothing to transformers' llama, nor to Triplane: has_no_reader, nor_this." in said
     assert "no tokenizer" not in said and load(imported / "config.toml").data.eod_token == EOS
     assert main(["export", str(imported), str(tmp_path / "out")]) == 0
     for name in (*NAMES[1:], "chat_template.json"):
         assert (tmp_path / "out" / name).read_bytes() == (hf / name).read_bytes()
     exported = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert repr(exported["nobody_reads_this"]) == repr(json.loads(ODD)) and exported["nor_this"] == 2
+    assert repr(exported["has_no_reader"]) == repr(json.loads(ODD)) and exported["nor_this"] == 2
 
 
 def test_code_of_the_folder_s_own_may_read_what_transformers_does_not(

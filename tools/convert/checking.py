@@ -70,7 +70,8 @@ def check(source: HfFolder, model_type: str, shape: GPTShape) -> list[str]:
     _check_constants(source, names, model_type, shape)
     check_scales(source, [names[name] for name in used])
     _check_copies(source, names, {name: of for name, of in equals.items() if name in names}, model_type, shape)
-    return list(_notes(source, model_type, shape, computed))
+    fixed = constants(model_type, shape)
+    return list(_notes(source, model_type, shape, [name for name in computed if name not in fixed]))
 
 
 def _wanted(

@@ -16,7 +16,8 @@ import numpy as np
 
 from models.hf.config_parts import freq, skip_freq
 from models.hf.families import ARCHITECTURES, TABLES
-from models.hf.shapes import TOKEN_IDS, differing_fields, read_shape, write_config
+from models.hf.other_keys import TOKEN_IDS
+from models.hf.shapes import differing_fields, read_shape, write_config
 from models.hf.tables import Entry, constants, entries
 from models.shapes import GPTShape
 from parallel.errors import UserError

@@ -62,8 +62,8 @@ def with_ends(config: dict[str, Any], carried: Mapping[str, Path], ends: Ends | 
     """
     generation = read_foreign(carried[GENERATION]) if GENERATION in carried else {}
     found = dict(config)
-    if not eos_ids(found) and eos_ids(generation):
-        found["eos_token_id"] = generation["eos_token_id"]
+    if not eos_ids(found) and (ids := eos_ids(generation)):
+        found["eos_token_id"] = _with_end(ids, ids[0])
     if found.get("bos_token_id") is None and isinstance(generation.get("bos_token_id"), int):
         found["bos_token_id"] = generation["bos_token_id"]
     if ends is not None:
