@@ -331,7 +331,7 @@ class Shard:
         )
 
 
-class FileFacts(NamedTuple):
+class OpenedFile(NamedTuple):
     """What tells a file that was changed or replaced."""
 
     size: int
@@ -339,8 +339,8 @@ class FileFacts(NamedTuple):
     number: int
 
 
-def _facts(found: os.stat_result) -> FileFacts:
-    return FileFacts(found.st_size, found.st_mtime_ns, found.st_ino)
+def _facts(found: os.stat_result) -> OpenedFile:
+    return OpenedFile(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 @contextlib.contextmanager

@@ -32,15 +32,11 @@ def parse_flags[Flags](
     registry = ConstructorRegistry()
     registry.struct_rule(_with_help)
     text = description and inspect.cleandoc(description)
-    found = tyro.cli(kind, args=given, prog=program, description=text, use_underscores=True, registry=registry)
-    if problems := number_problems(found):
-        print("\n".join(f"{program}: {problem}" for problem in problems), file=sys.stderr)
-        raise SystemExit(2)
-    return found
+    return tyro.cli(kind, args=given, prog=program, description=text, use_underscores=True, registry=registry)
 
 
 def number_problems(flags: Any) -> list[str]:
-    """Numbers that no flag of a tool means: nan, infinities, and what no clock counts to."""
+    """Numbers that no flag of a tool means: nan, infinities, and what no clock counts to. For its ``problems``."""
     found = []
     for field in dataclasses.fields(flags) if dataclasses.is_dataclass(flags) else ():
         value = getattr(flags, field.name)

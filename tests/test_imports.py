@@ -58,7 +58,7 @@ TORCH = """
     training.memory: host_room measured out_of_memory
     training.metrics: across_ranks block_outputs compilation log_disk meters parameter_stats recorder
     training.profile: callback clock memory_snapshot nsys ranges timeline torch_trace waits
-    training.run_dir: history_callback run_files resume_report shared_check
+    training.run_dir: data_watch history_callback run_files resume_report shared_check
     training.watchdog: callbacks
     tools.benchmark.step: one_rank reference sharded    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer

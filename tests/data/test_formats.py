@@ -184,7 +184,7 @@ def test_an_archive_that_asks_for_much_memory_or_disk_is_refused(tmp_path, monke
             list(pieces.read(inputs.file_source(tmp_path / name), "text", 1))
     large = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}]
     (tmp_path / "b.xz").write_bytes(b"".join(_xz_head(LINES, large)))
-    with pytest.raises(UserError, match="cannot be unpacked"):
+    with pytest.raises(UserError, match="points back further than"):
         list(pieces.read(inputs.file_source(tmp_path / "b.xz"), "text", 200))
 
 

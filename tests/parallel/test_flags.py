@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from parallel.flags import parse_flags
+from parallel.flags import number_problems, parse_flags
+from tools.supervise.__main__ import main as supervise
 
 
 @dataclass(kw_only=True)
@@ -65,8 +66,13 @@ class Wait:
         (f"--count {'9' * 400}", "--count must be from -1e+18 to 1e+18, found more digits"),
     ],
 )
-def test_a_number_that_no_flag_means_is_refused(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        parse_flags(Wait, words.split(), "python -m wait")
-    assert capsys.readouterr().err == f"python -m wait: {says}.\n"
-    assert parse_flags(Wait, ["--tokens", "15e12"], "python -m wait").tokens == 15e12
+def test_a_number_that_no_flag_means_is_named(words: str, says: str) -> None:
+    assert number_problems(parse_flags(Wait, words.split(), "python -m wait")) == [f"{says}."]
+    assert not number_problems(parse_flags(Wait, ["--tokens", "15e12"], "python -m wait"))
+
+
+@pytest.mark.parametrize("flag", ["--backoff_s", "--max_backoff_s", "--notice_interval_s"])
+@pytest.mark.parametrize("value", ["nan", "inf", "1e300"])
+def test_a_supervisor_waits_no_such_time(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert supervise([flag, value, "--run_dir", "x", "--", "true"]) == 2
+    assert f"tools.supervise: {flag} must be" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from parallel import launch, local_ranks, output
-from parallel.errors import UserError
+from parallel.errors import StoppedOnRequest, UserError
 from parallel.launch import Identity
 from training.watchdog.process import lives
 from waiting import until
@@ -154,7 +154,7 @@ def test_a_request_to_stop_that_comes_while_ranks_are_forked_is_not_lost() -> No
     """
 
     def stop(_number: int, _frame: object) -> None:
-        raise SystemExit(local_ranks.STOPPED)
+        raise StoppedOnRequest(local_ranks.STOPPED)
 
     before = signal.signal(signal.SIGTERM, stop)
     ASKED_WHILE_FORKING.append(os.getpid())
@@ -172,7 +172,7 @@ def test_a_request_to_stop_that_comes_while_ranks_are_forked_is_not_lost() -> No
 
 def _one_leaves_and_one_hears_nothing(identity: Identity) -> int:
     if identity.rank == 0:
-        raise SystemExit(local_ranks.STOPPED)  # as a request to stop does before training
+        raise StoppedOnRequest(local_ranks.STOPPED)  # as a request to stop does before training
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # as within a collective
     time.sleep(60)
     return 0

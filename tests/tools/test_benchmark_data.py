@@ -29,6 +29,6 @@ def test_one_part_is_measured_and_the_other_keeps_its_own(
     assert benchmark.main(["--only", "loading", "--output", str(kept)]) == 1
     assert "0 of 1 goals reached" in capsys.readouterr().out
     found = json.loads(kept.read_text())
-    assert found["tokenising"] == {"commit": "before"}
+    assert found["tokenising"] == {"commit": "before", "load_average_1min": 1.0}
     assert found["loading"]["results"][0] | {"ratio": 0.5, "reached": "NO"} == found["loading"]["results"][0]
     assert found["loading"]["versions"]["megatron-core"] and found["loading"]["commit"]

@@ -18,7 +18,7 @@ from typing import Literal
 
 from parallel import command
 from parallel.errors import UserError
-from parallel.flags import parse_flags
+from parallel.flags import number_problems, parse_flags
 from tools import clusters
 from tools.doctor import examine, report
 from tools.doctor.context import DoctorContext, situation
@@ -71,7 +71,8 @@ class Doctor:
     def problems(self) -> list[str]:
         """What is wrong with the numbers."""
         numbers = {"free_gib": self.free_gib, "meeting_s": self.meeting_s, "time_limit_s": self.time_limit_s}
-        return [f"--{name} must be above 0, found {value}." for name, value in numbers.items() if value <= 0]
+        found = [f"--{name} must be above 0, found {value}." for name, value in numbers.items() if value <= 0]
+        return number_problems(self) + found
 
 
 def main(

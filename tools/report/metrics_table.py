@@ -192,7 +192,7 @@ def _batches(path: Path, table: MetricsTable) -> Iterator[list[dict[str, Any]]]:
         every = table.left_out = math.ceil(size / MOST_BYTES) or 1
         waiting: list[bytes] = []
         for number, line in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b"")):
-            if len(line) == MOST_LINE_BYTES:  # no line of ours is: a hole in the file, say
+            if len(line) == MOST_LINE_BYTES:  # no metric is as long: a hole in the file, say
                 table.unreadable += 1
                 continue
             if every == 1 or number % every == 0 or file.tell() > size - END_BYTES:

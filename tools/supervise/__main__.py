@@ -18,7 +18,7 @@ from pathlib import Path
 
 from parallel import command
 from parallel.errors import UserError, printable
-from parallel.flags import parse_flags
+from parallel.flags import number_problems, parse_flags
 from tools.supervise.loop import Budget, supervise
 from tools.supervise.notice import Notice
 from tools.supervise.requests import Requests
@@ -52,7 +52,7 @@ class Supervise:
 
     def problems(self) -> list[str]:
         """What is wrong within these flags."""
-        found = []
+        found = number_problems(self)
         if self.max_attempts < 1:
             found.append(f"--max_attempts must be at least 1, found {self.max_attempts}.")
         for name in ("backoff_s", "max_backoff_s", "notice_interval_s"):

@@ -49,7 +49,7 @@ class RunLock:
         if not self.folder.exists():
             raise LockLost(
                 f"run_dir {self.folder}: the run's folder is gone, removed or with its file system; what it held is "
-                f"lost. Started again, this run would begin anew."
+                f"lost. Started again, this run would begin at its first iteration."
             )
         now = f"owned by {describe(owner)}" if owner else f"free ({OWNER} was removed)"
         raise LockLost(
