@@ -59,13 +59,13 @@ def _verdicts(results: Sequence[CaseResult], command: str) -> Iterator[str]:
     )
     hours = sum(one.seconds for one in results) / 3600
     again = sum(one.drawn_again > 0 for one in results)
-    yield f"`{command}`, {when}, commit {commits}, {cpu_model()}, {software}; {hours:.1f} h, no GPU. Other weights were"
-    yield f"drawn for {again} case(s).\n"
+    yield f"`{command}`, {when}, commit {commits},"
+    yield f"{cpu_model()}, {software}; {hours:.1f} h, no GPU. Other weights were drawn for {again} case(s).\n"
     furthest: dict[str, float] = {}
     for one in (one for one in results if one.kind == "equal"):
         for name, share in one.furthest.items():
             furthest[name] = max(furthest.get(name, 0.0), share)
-    yield "Furthest of all equal cases, as a share of the bound: "
+    yield "Furthest of all equal cases, as a share of the bound:"
     yield ", ".join(f"{name} {math.ceil(100 * share)} %" for name, share in furthest.items()) + ".\n"
 
 
