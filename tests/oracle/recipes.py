@@ -45,6 +45,8 @@ def drawn(seed: int) -> Case:
     sizes, layout = _layout(draw, shape)
     train, of_batch = _train(draw, sizes, shape)
     data, of_data = _data(draw, one_text=bool(model.get("mtp_num_layers")) and draw.random() < 0.8)
+    if shape.attention_chunk_size:  # transformers' Llama 4 looks at no positions for its chunks and growing queries
+        data["reset_position_ids"] = data["reset_attention_mask"]
     ends = draw.choice(ENDS) if data["eod_mask_loss"] else draw.choice(ENDS[1:4])
     config = parse.load(RECIPE)
     config = dataclasses.replace(
