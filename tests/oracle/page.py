@@ -31,7 +31,9 @@ them. Bounds, relative: {loss:.0e} of a loss, {norm:.0e} of a norm, {gradient:.0
 {rounding:.0e} of the weight's, {schedule:.0e} of a schedule. 12 of the cases are part of the test suite.
 
 Two constants differ from transformers' defaults: xIELU's `eps` is 0 (its derivative has a jump otherwise), and
-Nemotron-H's mixers have no least step, as in Megatron and as exports say. A case in which some token's choice of
+Nemotron-H's mixers have no least step, as in Megatron and as exports say. Llama 4 is drawn with both or neither of
+`data.reset_attention_mask` and `data.reset_position_ids`: transformers' class counts its chunks and the growth of its
+queries from the beginning of a row, whatever the positions. A case in which some token's choice of
 experts hangs on rounding (it changes where weights have noise of 1e-6) and which is different gets other weights, at
 most {again} times.
 """
@@ -59,13 +61,13 @@ def _verdicts(results: Sequence[CaseResult], command: str) -> Iterator[str]:
     )
     hours = sum(one.seconds for one in results) / 3600
     again = sum(one.drawn_again > 0 for one in results)
-    yield f"`{command}`, {when}, commit {commits}, {cpu_model()}, {software}; {hours:.1f} h, no GPU. Other weights were"
-    yield f"drawn for {again} case(s).\n"
+    yield f"`{command}`, {when}, commit {commits},"
+    yield f"{cpu_model()}, {software}; {hours:.1f} h, no GPU. Other weights were drawn for {again} case(s).\n"
     furthest: dict[str, float] = {}
     for one in (one for one in results if one.kind == "equal"):
         for name, share in one.furthest.items():
             furthest[name] = max(furthest.get(name, 0.0), share)
-    yield "Furthest of all equal cases, as a share of the bound: "
+    yield "Furthest of all equal cases, as a share of the bound:"
     yield ", ".join(f"{name} {math.ceil(100 * share)} %" for name, share in furthest.items()) + ".\n"
 
 

@@ -44,7 +44,9 @@ def drawn(seed: int) -> Case:
     model, words = _model(draw, family, shape)
     sizes, layout = _layout(draw, shape)
     train, of_batch = _train(draw, sizes, shape)
-    data, of_data = _data(draw, one_text=bool(model.get("mtp_num_layers")) and draw.random() < 0.8)
+    data = _data(draw, one_text=bool(model.get("mtp_num_layers")) and draw.random() < 0.8)
+    if shape.attention_chunk_size:  # transformers' Llama 4 looks at no positions for its chunks and growing queries
+        data["reset_position_ids"] = data["reset_attention_mask"]
     ends = draw.choice(ENDS) if data["eod_mask_loss"] else draw.choice(ENDS[1:4])
     config = parse.load(RECIPE)
     config = dataclasses.replace(
@@ -56,6 +58,7 @@ def drawn(seed: int) -> Case:
         optimizer=dataclasses.replace(config.optimizer, **_optimizer(draw)),
     )
     config, world_size = with_layout(config, f"{layout}mbs{train['micro_batch_size']}")
+    of_data = [name for name, on in data.items() if on]
     words = [*words, *of_batch, *of_data, f"{ends:.0%} ends"]
     return Case(
         seed=seed, config=config, world_size=world_size, layout=layout or "tp1", ends=ends, words=", ".join(words)
@@ -148,12 +151,11 @@ def _memory(draw: random.Random, shape: GPTShape) -> tuple[dict[str, Any], list[
     return fields, words
 
 
-def _data(draw: random.Random, *, one_text: bool) -> tuple[dict[str, Any], list[str]]:
+def _data(draw: random.Random, *, one_text: bool) -> dict[str, Any]:
     """one_text: documents see one another, as multi-token prediction wants it."""
     apart, restart = draw.choice(((False, False),) * 4 + ((True, True),) * 2 + ((True, False), (False, True)))
     apart, masked = apart and not one_text, draw.random() < 0.6
-    fields = {"reset_attention_mask": apart, "reset_position_ids": restart, "eod_mask_loss": masked}
-    return fields, [name for name, on in fields.items() if on]
+    return {"reset_attention_mask": apart, "reset_position_ids": restart, "eod_mask_loss": masked}
 
 
 def _optimizer(draw: random.Random) -> dict[str, Any]:
