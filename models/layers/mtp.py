@@ -69,7 +69,7 @@ def process_mtp_loss(
     mcore's own function divides within a microbatch, on each context rank alone: losses then depend on both.
     """
     trunk, *depths = hidden_states.chunk(1 + config.mtp_num_layers, dim=0)
-    if labels is None or not torch.is_grad_enabled():  # nobody is trained by it
+    if labels is None or not torch.is_grad_enabled():  # no weight is trained by it
         return trunk
     counts = token_counts(config)
     mask = torch.ones_like(labels) if loss_mask is None else loss_mask
