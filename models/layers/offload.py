@@ -14,6 +14,7 @@ from weakref import ref
 import torch
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 LEAST_BYTES = 1 << 20
 """Of a tensor that leaves a GPU: smaller ones take longer to launch than they save."""
@@ -36,6 +37,10 @@ class Offload:
         self.current: _ForwardPass | None = None
         for layer in layers:
             layer.register_forward_pre_hook(self._begins if layer in offloaded else self._ends)
+        for module in (module for layer in offloaded for module in layer.modules()):
+            experts = getattr(module, "experts", None)
+            if experts is not None:  # cut over other ranks, they are gathered later
+                experts.register_forward_pre_hook(self._gathered)
 
     @contextmanager
     def forward_pass(self) -> Iterator[None]:
@@ -50,11 +55,21 @@ class Offload:
 
     def _begins(self, layer: nn.Module, _inputs: object) -> None:
         if self.current is not None:  # else it is recomputed in a backward pass
-            self.current.begin({parameter.untyped_storage().data_ptr() for parameter in layer.parameters()})
+            self.current.begin(_addresses(layer))
+
+    def _gathered(self, module: nn.Module, _inputs: object) -> None:
+        if self.current is not None and self.current.layer is not None:
+            self.current.layer.weights |= _addresses(module)
 
     def _ends(self, _layer: nn.Module, _inputs: object) -> None:
         if self.current is not None:
             self.current.end()
+
+
+def _addresses(module: nn.Module) -> set[int]:
+    """Of the memory of its parameters, but for those that are shards now."""
+    whole = (parameter for parameter in module.parameters() if not isinstance(parameter, DTensor))
+    return {parameter.untyped_storage().data_ptr() for parameter in whole}
 
 
 class CopyStreams:
