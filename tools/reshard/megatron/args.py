@@ -5,7 +5,6 @@ load_args_from_checkpoint) and megatron/core/optimizer_param_scheduler.py (state
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -187,17 +186,9 @@ def with_schedule(state: State, config: RunConfig) -> State:
     said, recipe = state.entries.get(SCHEDULER), learning_schedule(config.optimizer, config.train)
     if not isinstance(said, dict):
         return state
-    theirs = {
-        ours: _length(said.get(name)) if name.endswith("_steps") else said.get(name)
-        for name, ours in _OF_SCHEDULER.items()
-    }
+    theirs = {ours: said.get(name) for name, ours in _OF_SCHEDULER.items()}
     kept: dict[str, JSON] = {SCHEDULE: entry_of(recipe) | theirs}
     return state if schedule_problems(kept) else dataclasses.replace(state, entries={**state.entries, **kept})
-
-
-def _length(value: JSON) -> JSON:
-    """In whole samples, of a warm-up that was given as a share."""
-    return round(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
 def scheduler(
