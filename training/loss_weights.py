@@ -35,22 +35,15 @@ def count_tokens(chunks: Chunks, microbatches: Sequence[Batch | None], ranks: Ra
     depths = config.mtp_num_layers or 0
     own = torch.zeros(2 + depths, dtype=torch.float64, device=ranks.device)
     if ranks.is_last_stage and ranks.at.tp == 0:
-        masks = torch.stack([batch.loss_mask for batch in microbatches if batch is not None]).double()
-        of_positions = masks.sum(dim=(0, 1))
-        own[0], own[1] = of_positions.sum(), masks.numel()
-        positions = own_positions(masks.shape[-1], ranks)
+        masks = torch.stack([batch.loss_mask for batch in microbatches if batch is not None])
+        own[0] = masks.sum(dtype=torch.float64)
+        own[1].fill_(masks.numel())  # by a kernel: a number that is assigned is copied, and waited for
         for depth in range(depths):  # targets move by one token a depth: the first ones are no depth's target any more
-            own[2 + depth] = (of_positions * (positions > depth)).sum()
+            targets = masks * (own_positions(masks.shape[-1], ranks) > depth)
+            own[2 + depth] = targets.sum(dtype=torch.float64)
     dist.all_reduce(own)
-    counted, *rest = own.clamp(min=1.0).unbind()
-    set_token_counts(
-        config,
-        TokenCounts(
-            counted=counted.float(),
-            share=(counted / rest[0]).float(),
-            depths=torch.stack(rest[1:]).float() if depths else own.new_zeros(0).float(),
-        ),
-    )
+    found = own.clamp_(min=1.0).float()
+    set_token_counts(config, TokenCounts(counted=found[0], share=found[0] / found[1], depths=found[2:]))
 
 
 def own_positions(length: int, ranks: Ranks) -> Tensor:
