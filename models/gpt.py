@@ -37,6 +37,7 @@ from models.layers.attention import SDPAttention, check_supported, mark_softmax_
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
 from models.layers.spec import provider, stack_spec, with_own_attention
+from models.layers.token_counts import no_step, set_token_counts
 from models.owned_fields import RECOMPUTED_BY_TRANSFORMER_ENGINE
 from models.rope import inv_freq
 from models.shapes import GPTShape
@@ -224,6 +225,7 @@ def transformer_config(
     config.attn_scale, config.floor_scale = shape.attn_scale, shape.floor_scale
     config.attn_scale_all_blocks = shape.attn_scale_all_blocks
     config.rope_restarts = False  # models/layers/restarting_rope.py
+    set_token_counts(config, no_step(shape.mtp_num_layers))
     config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon
     return config
 

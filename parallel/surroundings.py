@@ -5,6 +5,7 @@ An uncaught exception that is none of these is a fault of the program or of the 
 
 import errno
 import os
+import re
 import resource
 import sys
 import traceback
@@ -64,12 +65,14 @@ def memory_limit(limit: int) -> str:
 
 
 def _blamed(error: BaseException) -> str | None:
-    """The variable that a library's own check of the environment complains of."""
+    """The variable that a library's own check of the environment complains of. One that is named with a value is
+    advice: "run with NCCL_DEBUG=INFO", as what CUDA and NCCL raise for any fault says."""
     said = str(error)
     own = any("/torch/_logging/" in frame.filename for frame in traceback.extract_tb(error.__traceback__)[-3:])
     if own and "TORCH_LOGS" in os.environ:
         return "TORCH_LOGS"
-    named = [name for name in os.environ if name.startswith(TORCH_VARIABLES) and name in said]
+    ours = (name for name in os.environ if name.startswith(TORCH_VARIABLES))
+    named = [name for name in ours if re.search(rf"\b{re.escape(name)}\b(?!=)", said)]
     return max(named, key=len, default=None)
 
 

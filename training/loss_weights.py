@@ -85,9 +85,6 @@ def weigh_losses(config: TransformerConfig, optimizer: MegatronOptimizer, tokens
             for chunk in model:
                 chunk.scale_gradients(shrink / token_counts(config).counted)
 
-    # The schedule asks in forward passes alone, too, before any step, and uses nothing of it.
-    one = torch.ones(())
-    set_token_counts(config, TokenCounts(counted=one, share=one, depths=one))
     config.grad_scale_func = lambda loss: optimizer.scale_loss(loss) / shrink
     config.moe_grad_scale_func = lambda: optimizer.scale_loss(token_counts(config).share) / shrink
     config.finalize_model_grads_func = finalize_and_divide

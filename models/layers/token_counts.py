@@ -6,6 +6,7 @@ other loss is a mean of its own and multiplies its part by that number first.
 
 from dataclasses import dataclass
 
+import torch
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
@@ -20,6 +21,12 @@ class TokenCounts:
     """fp32 []: of all tokens, the unmasked ones."""
     depths: Tensor
     """fp32 [depths]: unmasked tokens whose depth of multi-token prediction has something to predict."""
+
+
+def no_step(depths: int) -> TokenCounts:
+    """Before the first step, and of a model that makes none: losses are summed."""
+    one = torch.ones(())
+    return TokenCounts(counted=one, share=one, depths=one.expand(depths))
 
 
 def set_token_counts(config: TransformerConfig, counts: TokenCounts) -> None:

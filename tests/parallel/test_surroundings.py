@@ -87,6 +87,9 @@ def test_a_variable_that_a_library_complains_of(monkeypatch: pytest.MonkeyPatch)
     found = surroundings.problem(ValueError("The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL."))
     assert found is not None and found.startswith("TORCH_DISTRIBUTED_DEBUG='nonsense' in the environment: The value")
     assert surroundings.problem(ValueError("of our own")) is None
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    advice = RuntimeError("NCCL error in: X.hpp:268, unhandled system error (run with NCCL_DEBUG=INFO for details)")
+    assert surroundings.problem(advice) is None
     assert surroundings.problem(OSError(errno.ENOSPC, "No space left on device", "x")) is None
 
 

@@ -12,6 +12,7 @@ import torch
 import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
 from parallel.errors import UserError
+from parallel.untrusted import InputError
 from runs import configuration, train
 from tools.convert.__main__ import main as convert
 from tools.inspect_checkpoint.__main__ import main as inspect_checkpoint
@@ -127,6 +128,12 @@ def test_one_that_went_is_not_called_damaged(
         assert main(arguments) == 2
         err = capsys.readouterr().err
         assert said in err and "damaged" not in err, err
+
+
+def test_what_is_raised_while_reading_names_the_checkpoint_by_its_own_path(run: Path) -> None:
+    held = held_checkpoint.HeldCheckpoint.of(run)
+    with pytest.raises(InputError, match=f"^{held.folder}/x: no weights"), held.reading() as files:
+        raise InputError(files / "x", "no weights")
 
 
 def test_what_fails_on_a_rank_fails_the_tool(run: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_device_and_a_link_are_written_to_and_no_folder(tmp_path: Path) -> Non
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "mine 2"
     with pytest.raises(UserError, match=r"--output .*: is no file"):
         write_file(tmp_path, b"mine", "--output", ours)
-    assert is_list_of_nodes(b"n-1.cluster\nn2\n") and not is_list_of_nodes(b"[data]\npaths = 3\n")
+    assert is_list_of_nodes(b"n-1.cluster\ngpu_n2\n") and not is_list_of_nodes(b"[data]\npaths = 3\n")
     (tmp_path / "faults.md").write_text("# Another page\n")
     with pytest.raises(UserError, match="is not a file that this tool writes"):
         check_file(tmp_path / "faults.md", *document.PLACE)

@@ -129,7 +129,8 @@ class HeldCheckpoint:
         except (UserError, DamagedError) as error:
             text = str(error).replace(str(self.files), str(self.folder))
             is_held = self.files != self.folder and os.strerror(errno.ESTALE) not in text
-            raise type(error)(text if is_held or _stamp(self.folder) == self.stamp else deleted(self.folder)) from None
+            error.args = (text if is_held or _stamp(self.folder) == self.stamp else deleted(self.folder),)
+            raise
 
 
 def _linked(folder: Path, names: Sequence[str], files: Path) -> Iterator[int]:

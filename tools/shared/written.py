@@ -30,8 +30,8 @@ def marked(*marks: str) -> Ours:
 
 
 def is_list_of_nodes(ends: bytes) -> bool:
-    """Names of hosts, one a line."""
-    return all(line.replace(b"-", b"").replace(b".", b"").isalnum() for line in ends.split())
+    """Names of hosts, one a line; some sites have "_" in theirs."""
+    return all(line.translate(None, b"-._").isalnum() for line in ends.split())
 
 
 def check_file(path: Path, flag: str, ours: Ours, own_names: Sequence[str] = ()) -> None:

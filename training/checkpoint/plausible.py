@@ -50,7 +50,7 @@ def _state_problems(folder: Path, state: State, about: Mapping[str, JSON]) -> It
             yield f"progress.{name}: expected {shown(about[name])}, as the manifest says, found {found:,}"
     yield from _optimizer_problems(state.optimizer, about)
     yield from account_problems(state.entries, progress, step_of(state.optimizer))
-    yield from (f"entries.{SCHEDULE}.{text}" for text in schedule_problems(state.entries))
+    yield from (f"entries.{SCHEDULE}.{text.rstrip('.')}" for text in schedule_problems(state.entries))
 
 
 def _optimizer_problems(optimizer: Mapping[str, JSON], about: Mapping[str, JSON]) -> Iterator[str]:

@@ -66,7 +66,8 @@ def restore(
     schedule, said = kept_schedule.chosen(config, on_first_rank(lambda: _continued(restored), ranks))
     ranks.say(card(restored, _now(config, prepared, schedule, restored.path, ranks), time.monotonic() - began_s))
     ranks.say(said)
-    ranks.say(f"next learning rate {schedule.learning_rate(progress.consumed_samples):.3e}")
+    rate = schedule.learning_rate(progress.consumed_samples)
+    ranks.say(f"next learning rate {rate:.3e}{_over(schedule, progress, rate)}")
     if progress.consumed_samples:
         other = data_changes(restored.entries.get("data"), data_entry(config, prepared))
         if other and not config.data.allow_data_change:
@@ -85,6 +86,13 @@ def restore(
         parent=restored.path.name if restored.own else None,
         loaded=restored.loaded,
     )
+
+
+def _over(schedule: Schedule, progress: Progress, rate: float) -> str:
+    """Of a run that was made longer: its schedule stays where it was."""
+    if schedule.lr_decay_style == "constant" or progress.consumed_samples < schedule.decay_samples:
+        return ""
+    return ": the schedule is over" + ("" if rate else ", and no update changes a weight any more")
 
 
 def _continued(restored: Restored) -> Schedule | None:

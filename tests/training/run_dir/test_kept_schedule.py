@@ -81,6 +81,7 @@ def test_a_longer_run_falls_under_the_same_rule_and_a_dry_run_says_so(
     go_on(prepared, run, *RAMPS, *longer[:2], "--train.exit_interval", "7", *USE)
     out = capfd.readouterr().out
     assert f"schedule: {kept.describe()}\n" in out and "kept from" not in out, "asked for, so without comment"
+    assert "next learning rate 0.000e+00: the schedule is over, and no update changes a weight any more\n" in out
 
 
 def test_an_override_says_from_what_to_what_and_is_kept_from_then_on(
