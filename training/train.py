@@ -218,14 +218,15 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     # A CPU has no weights in fp8; of mxfp8's, Megatron would leave the gathering to code that a step here has not.
     on_cpu = ranks.device.type == "cpu"
     precision = replace(config.precision, fp8_param_gather=False) if on_cpu else config.precision
-    backend = provider(ranks.device, documents=config.data.by_document)
+    restarts = config.data.restarts_alone and shape.position_embedding_type == "rope"
+    backend = provider(ranks.device, documents=config.data.reset_attention_mask or restarts)
     model = gpt.build(
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
         config.train.deterministic_mode, config.train.cross_entropy_chunk_tokens,
         config.train.cpu_offloading_num_layers, config.train.compile, fine_grained(config.train),
     )  # fmt: skip
-    if config.data.restarts_alone and shape.position_embedding_type == "rope":
+    if restarts:
         restarting_rope.install(model)
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill, config.optimizer.optimizer_cpu_offload)

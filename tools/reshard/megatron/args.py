@@ -199,10 +199,11 @@ def scheduler(
 
     known: what a Megatron checkpoint said, if anything. kept: the schedule of our own; None: of the configuration.
     """
-    if known:
+    if kept is None and known:
         return {**known, "num_steps": progress.consumed_samples}
     entry = entry_of(kept or learning_schedule(config.optimizer, config.train))
-    return {"num_steps": progress.consumed_samples, **{theirs: entry[ours] for theirs, ours in _OF_SCHEDULER.items()}}
+    ours = {theirs: entry[name] for theirs, name in _OF_SCHEDULER.items()}
+    return {**(known or {}), **ours, "num_steps": progress.consumed_samples}
 
 
 def operations(config: RunConfig, shape: GPTShape, progress: Progress) -> float:
