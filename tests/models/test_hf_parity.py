@@ -333,10 +333,11 @@ def _same_predictions_of_later_tokens(ranks: Any, model: ModelConfig) -> None:
     copy_into(ours, canonical_weights(theirs, shape) | canonical_mtp_weights(mtp, shape))
     found: list[torch.Tensor] = []  # of each depth, then of the model itself; copies: the loss is made in place
     ours.output_layer.register_forward_hook(
-        lambda _module, _inputs, output: found.append(output[0].transpose(0, 1).clone())
+        lambda _module, _inputs, output: found.append(output[0].detach().transpose(0, 1).clone())
     )
     tokens, positions = some_tokens()
-    ours(tokens, positions, None, labels=tokens)
+    with torch.enable_grad():  # depths predict where something is trained by it
+        ours(tokens, positions, None, labels=tokens)
     hidden, ahead = theirs.model(tokens).last_hidden_state, tokens
     assert len(found) == shape.mtp_num_layers + 1
     for depth in range(shape.mtp_num_layers):

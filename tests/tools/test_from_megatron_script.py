@@ -480,7 +480,7 @@ def test_a_file_and_standard_input_mean_the_same(
 @pytest.mark.parametrize("length", [256, 5000, 100_000])
 def test_a_command_longer_than_a_file_s_name_is_a_command(length: int, capsys: pytest.CaptureFixture[str]) -> None:
     flags = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --train-iters 9"
-    flags += " --micro-batch-size 1 --lr 1e-3 --vocab-size 9"
+    flags += " --micro-batch-size 1 --global-batch-size 1 --lr 1e-3 --vocab-size 9"
     assert main([f"{flags} --save {'x' * length}"]) in (0, 1)
     assert "num_layers = 2" in capsys.readouterr().out
 
