@@ -103,21 +103,23 @@ def cached(chunks: Chunks, rows: int, length: int) -> Iterator[KVCache]:
     Raises SharedMistake for kinds of softmax that ``attend`` does not compute.
     """
     cache = KVCache(rows, length)
-    changed: list[nn.Module] = []
+    changed: list[tuple[nn.Module, Any]] = []  # and its own forward, if it had one (models/layers/restarting_rope.py)
     check_supported(chunks[0].config)
     try:
         for chunk in chunks:
             for module in chunk.modules():
                 if isinstance(module, Attention):
-                    _keep(module, cache, layer=len(changed))
-                    changed.append(module.core_attention)
+                    changed.append((module.core_attention, vars(module.core_attention).get("forward")))
+                    _keep(module, cache, layer=len(changed) - 1)
                 if isinstance(rotary := getattr(module, "rotary_pos_emb", None), nn.Module):
+                    changed.append((rotary, vars(rotary).get("forward")))
                     _place(rotary, cache)
-                    changed.append(rotary)
         yield cache
     finally:
-        for module in changed:
-            module.__dict__.pop("forward", None)
+        for module, forward in reversed(changed):
+            vars(module).pop("forward", None)
+            if forward is not None:
+                module.forward = forward
 
 
 def _keep(attention: Attention, cache: KVCache, layer: int) -> None:

@@ -185,16 +185,18 @@ def test_positions_restart_alone_on_every_layout(
     """Documents see one another, and RoPE counts within each."""
     model += " --model.init_method_std 0.1"  # attention that is far from uniform
     alone = f"--data.reset_position_ids {model} "
-    one, plain, split, recomputed = (
+    one, plain, sampled, split, recomputed = (
         metrics(short_documents, tmp_path / name, flags, world_size)
         for name, flags, world_size in (
             ("one", alone, 1),
             ("plain", model, 1),
+            ("sampled", alone + "--train.sample_interval 1 --train.generate_tokens 4 --train.sample_prompts a", 1),
             ("split", alone + MIDDLE + "--parallel.context_parallel_size 2", 4),
             ("recomputed", alone + "--train.recompute_granularity full --train.recompute_method uniform "
              "--train.recompute_num_layers 1 --parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel", 2),
         )
     )  # fmt: skip
+    assert sampled == one  # a text in between leaves the embedding as it was
     assert split == pytest.approx(one, rel=1e-5)
     assert recomputed == pytest.approx(one, rel=1e-5)
     assert max(abs(mine - other) for mine, other in zip(one, plain, strict=True)) > 1e-3
