@@ -439,7 +439,7 @@ def test_exit_codes_and_both_streams(capsys: pytest.CaptureFixture[str], tmp_pat
     assert main([f"{SMALLEST} --moe-paged-stash"]) == 1
     both = capsys.readouterr()
     assert "--moe-paged-stash" in both.err and "# - --moe-paged-stash" in both.out and "[train]" in both.out
-    for changes in ("--decoupled-lr 1", "--no-such-flag", "stray"):
+    for changes in ("--freeze-all-layers", "--no-such-flag", "stray"):
         assert main([f"{SMALLEST} {changes}"]) == 2
         refused = capsys.readouterr()
         assert changes in refused.err and not refused.out

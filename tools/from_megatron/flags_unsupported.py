@@ -68,9 +68,6 @@ OTHER_MODEL: dict[str, str] = {
     "further ids beside the tokenizer's, for other models than a GPT": """
         vocab-extra-ids=1|0
     """,
-    "a learning rate of its own for embeddings and output layer: Triplane has one for all; leave it out": """
-        decoupled-lr=1 decoupled-min-lr=1
-    """,
     "iterations that are left out of training": """
         iterations-to-skip=+
     """,
@@ -125,6 +122,9 @@ OTHER_MODEL: dict[str, str] = {
 """Without them the model, the data or the schedule is another: refused unless --allow_partial."""
 
 UNSUPPORTED: dict[str, str] = {
+    "embeddings and output layer train at --lr here, as all others do": """
+        decoupled-lr=1 decoupled-min-lr=1
+    """,
     "deprecated by Megatron-LM itself, which refuses it; use its replacement": """
         model-parallel-size=1 checkpoint-activations checkpoint-num-layers=1 distribute-checkpointed-activations
         moe-extended-tp use-checkpoint-lr-scheduler standalone-embedding-stage use-legacy-models

@@ -25,7 +25,7 @@ def blocks(draft: Draft, problems: Sequence[str], typed: Sequence[str]) -> list[
         ["Another model or another training without these, which are left out (--allow_partial):", *draft.other_model],
         [f"{NOT_UNDERSTOOD}, and left out (--allow_partial):", *draft.not_understood],
         ["Not known to Megatron-LM 0.19.2, and left out:", *draft.arguments.strays],
-        ["Not supported, and left out; model, data and schedule are the same:", *draft.unsupported],
+        ["Not supported, and left out; model, data and the schedule of --lr are the same:", *draft.unsupported],
         ["Left open:", *draft.open, *further],
         ["Worth knowing:", *draft.notes],
         ["Changes nothing here:", *_by_reason(draft.irrelevant)],
