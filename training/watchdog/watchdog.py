@@ -169,7 +169,7 @@ class Watchdog:
             return
         if verdict_file.read(self.folder) is not None:
             return
-        how = "ended without a word"
+        how = "ended without a word (SIGKILL, or an exit that Python does not see)"
         if end is not None and end.ended_by:
             how = f"was killed by {signal.Signals(end.ended_by).name}"
         text = (verdict_file.content(self.own.stacks_file()) or b"").decode(errors="replace")
