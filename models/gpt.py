@@ -216,8 +216,7 @@ def transformer_config(
         config = kind(**settings)
     except (ValueError, AssertionError, NotImplementedError, ImportError) as error:
         raise SharedMistake(f"megatron-core refuses this model: {error}") from error
-    # No fields of mcore's, but a config reaches every module: modules of models/layers read
-    # these.
+    # No fields of mcore's, but a config reaches every module, and those of models/layers read these.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation
     config.moe_router_enable_expert_bias |= shape.num_moe_experts > 0 and _biased_softmax(shape)

@@ -160,17 +160,23 @@ def parse_toml(
 
 
 MOST_DOTS = 64
+QUOTED_PARTS = re.compile(r"""["']\s*\.\s*["']""")
 
 
 def _has_long_keys(text: str) -> bool:
     """Whether a key has more parts than tables may nest: tomllib takes hours for one of 100,000. In linear time, so by
     what stands before "=" on a line or in an inline table, or is a header."""
-    pieces = (piece.partition("=")[0] for line in text.splitlines() for piece in re.split("[{,]", line))
+    pieces = (piece.partition("=") for line in text.splitlines() for piece in re.split("[{,]", line))
     return any(
         key.count(".") > MOST_DOTS and sum(1 for part in key.split(".") if part.strip()) > MOST_DOTS
-        for key in pieces
-        if not key.lstrip().startswith("#")
+        for key, equals, _ in pieces
+        if not key.lstrip().startswith("#") and (equals or not _is_text(key))
     )
+
+
+def _is_text(piece: str) -> bool:
+    """Whether it is a quoted text, which may have as many sentences as it likes, and not parts of a key."""
+    return piece.lstrip()[:1] in ('"', "'") and not QUOTED_PARTS.search(piece)
 
 
 def toml_table(text: str, where: object) -> dict[str, Any]:

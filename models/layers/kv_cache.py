@@ -13,7 +13,7 @@ Shape letters: n positions of a call, t positions of the cache, b rows, d head w
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from models.layers.attention import check_supported, softcap_of
 from models.layers.blockwise_attention import attend
 from models.layers.chunked import Temperature, chunk_of, temperature_of
+from models.layers.restarting_rope import at_positions
 from parallel.ddp import Chunks
 
 
@@ -90,11 +91,6 @@ class KVCache:
         out = attend(query, keys, values, 0.0, scale, mask[:, None], sink, softcap)
         return out.permute(2, 0, 1, 3).reshape(n, b, -1)
 
-    def rotary(self, whole: Tensor, n: int) -> Tensor:
-        """The rotary embedding [n, b, 1, d] of this call, from that of all positions, [t, 1, 1, d]."""
-        assert self.call is not None and self.call.rows.shape[1] == n
-        return whole[self.call.rows.T, 0]
-
 
 @contextlib.contextmanager
 def cached(chunks: Chunks, rows: int, length: int) -> Iterator[KVCache]:
@@ -140,12 +136,11 @@ def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
 
 
 def _place(rotary: Any, cache: KVCache) -> None:
-    """Let a rotary embedding be that of the call's positions. YaRN's of latent attention comes with a factor."""
-    whole: Sequence[Any] | Tensor = type(rotary).forward(rotary, cache.length)
+    """Let a rotary embedding be that of the call's positions."""
+    whole = type(rotary).forward(rotary, cache.length)
 
     def forward(n: int, **_: object) -> Any:
-        if isinstance(whole, Tensor):
-            return cache.rotary(whole, n)
-        return cache.rotary(whole[0], n), whole[1]
+        assert cache.call is not None and cache.call.rows.shape[1] == n
+        return at_positions(whole, cache.call.rows)
 
     rotary.forward = forward

@@ -25,6 +25,14 @@ def install(chunks: Sequence[MegatronModule]) -> None:
                 _restart(owner, rotary)
 
 
+def at_positions(whole: Any, positions: Tensor) -> Any:
+    """The rotary embedding [s, b, 1, d] of positions [b, s], from that of all of them, [t, 1, 1, d]; YaRN's of latent
+    attention comes with a factor."""
+    if isinstance(whole, Tensor):
+        return whole[positions.T, 0]
+    return whole[0][positions.T, 0], whole[1]
+
+
 def _restart(owner: nn.Module, rotary: Any) -> None:
     current: list[Tensor | None] = [None]
 
@@ -36,10 +44,7 @@ def _restart(owner: nn.Module, rotary: Any) -> None:
         positions = current[0]
         if positions is None:
             return type(rotary).forward(rotary, length, *args, **kwargs)
-        whole = type(rotary).forward(rotary, length, packed_seq=True)  # not cut over context ranks
-        if isinstance(whole, Tensor):
-            return whole[positions.T, 0]
-        return whole[0][positions.T, 0], whole[1]  # YaRN's of latent attention comes with a factor
+        return at_positions(type(rotary).forward(rotary, length, packed_seq=True), positions)  # not cut over CP
 
     owner.register_forward_pre_hook(before, with_kwargs=True)
     rotary.forward = forward

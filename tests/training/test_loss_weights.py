@@ -17,6 +17,7 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from ranks import run_ranks
 from training import train
+from training.metrics.meters import DepthMeter
 from training.config.run_config import RunConfig
 
 LENGTH, SAMPLES = 32, 8
@@ -79,9 +80,12 @@ def test_a_step_of_one_token_has_its_whole_gradient(tmp_path: Path) -> None:
 def _cuts(identity: Identity, config: RunConfig) -> None:
     whole = whole_batch([32, 1, 9, 3, 30, 4, 0, 17])
     with started(identity, config) as ranks:
-        once = gradients(config, ranks, whole, SAMPLES)
+        meter = DepthMeter(resolve(config.model, VOCABULARY), ranks)
+        once, logged = gradients(config, ranks, whole, SAMPLES), meter.report()
+        assert len(logged.get("mtp_loss", ())) == (config.model.mtp_num_layers or 0)
         for micro_batch in (1, 2):
             assert furthest(gradients(config, ranks, whole, micro_batch), once) < 2e-5, micro_batch
+            assert meter.report() == {name: pytest.approx(value, rel=1e-6) for name, value in logged.items()}
 
 
 @pytest.mark.parametrize("flags", [MTP, [*EXPERTS, "--model.moe_aux_loss_coeff", "1"]], ids=["mtp", "balancing"])

@@ -29,6 +29,7 @@ from tools.convert.dtypes import cast, from_numbers
 from tools.convert.generation import more_files, own_ends, with_ends
 from tools.convert.headers import INDEX, SINGLE, encode_header
 from tools.convert.row_blocks import BLOCK_BYTES
+from tools.shared.written import check_new
 from training.checkpoint.format import tables
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES
@@ -173,7 +174,7 @@ def export_folder(
     does not have, before anything is written; for a damaged checkpoint, and where ``accept`` raises work.Rejected,
     nothing is left of the folder.
     """
-    resumable.check_free(target)
+    check_new(target)
     check_is_checkpoint(source)
     check_files(source)
     config = read_config(source)

@@ -22,7 +22,7 @@ from parallel.errors import UserError
 from parallel.processes import ctrl_c_later, die_with_parent
 from parallel.untrusted import InputError, read_bytes
 from tools.convert.checked import FIX
-from tools.shared.written import check_place
+from tools.shared.written import check_new
 from training.checkpoint.format.manifest import DamagedError
 
 UNFINISHED = ".tmp-convert"
@@ -51,13 +51,6 @@ class ConversionJob(Protocol):
         """This worker's share of what is not done yet."""
 
 
-def check_free(target: Path) -> None:
-    """Raises UserError where there is something of this name."""
-    if os.path.lexists(target):
-        raise UserError(f"{target}: already there. Give a name that is free, or remove it.")
-    check_place(target)
-
-
 @contextlib.contextmanager
 def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
     """The folder to write ``target`` in: what an earlier, killed run of the same job has finished is still there.
@@ -65,7 +58,7 @@ def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
     Raises UserError where target exists, or another process works on it. Where the source turns out to be damaged, or
     the result is rejected, nothing is left of the folder. After any other mistake what is done stays, if anything is.
     """
-    check_free(target)
+    check_new(target)
     folder = target.with_name(target.name + UNFINISHED)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)

@@ -20,6 +20,7 @@ from tools.convert.row_blocks import in_parts, is_committed, is_done, part_name,
 from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
 from tools.inspect_checkpoint.numbers import Shape, read, rectangles
 from tools.inspect_checkpoint.text import some
+from tools.shared.written import check_new
 from training.checkpoint.format.manifest import MANIFEST, read_manifest, write_manifest
 from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup
 from training.checkpoint.format.reader import FileReader
@@ -107,7 +108,7 @@ def average(sources: Sequence[Path], target: Path, shares: Sequence[float] | Non
     Killed and started again it goes on with the next file. Raises UserError for a target that is there and sources
     that are not of one shape, before anything is written, and for damaged ones, of which nothing is left.
     """
-    resumable.check_free(target)
+    check_new(target)
     check(sources)
     manifests = [read_text(source / MANIFEST, JSON_BYTES) for source in sources]
     parts = normalised(shares, len(sources))

@@ -9,7 +9,7 @@ from data.raw import documents, inputs, units
 from data.raw.reading import ReadOptions, Rejects
 from parallel.errors import UserError
 from tools.preprocess.output import saying_where_no_space_is, write_whole
-from tools.shared.written import check_place
+from tools.shared.written import check_new
 
 PART_BYTES = 1 << 20
 
@@ -32,9 +32,7 @@ def train(names: tuple[str, ...], output: Path, vocab_size: int, reading: ReadOp
     """
     from sentencepiece import SentencePieceTrainer
 
-    if output.exists():
-        raise UserError(f"--output {output}: already there. Give a name that is free.")
-    check_place(output, "--output")
+    check_new(output, "--output")
     found = inputs.find(names, say=lambda line: print(line, file=sys.stderr), csv_column=reading.csv_column)
     divided = units.divide(found, PART_BYTES)
     step = max(1, sum(unit.size for unit in divided) // sample_bytes)

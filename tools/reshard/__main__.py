@@ -25,7 +25,6 @@ from parallel import command
 from parallel.errors import UserError
 from parallel.flags import parse_flags
 from tools.convert.__main__ import at_least_one, size_in_bytes
-from tools.convert.resumable import check_free
 from tools.reshard import triplane_format
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import target as dcp_target
@@ -37,6 +36,7 @@ from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import planned, verify
 from tools.reshard.sources import check, open_ours, open_source
 from tools.shared.held_checkpoint import deleted_is_said
+from tools.shared.written import check_new
 from training.checkpoint.format.manifest import DamagedError
 
 
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def reshard(job: Reshard) -> None:
     """Raises UserError before anything is written, where the input is bad."""
     options, workers = job.options(), at_least_one(job.workers)
-    check_free(job.target)
+    check_new(job.target)
     source = open_source(job.source, options)
     try:
         with deleted_is_said(source.folder):

@@ -111,7 +111,7 @@ def write_file(path: Path, data: bytes, flag: str, ours: Ours, own_names: Sequen
 def check_new(path: Path, flag: str = "") -> None:
     """Raises UserError where ``path`` is not free, or not for a tool to write."""
     if os.path.lexists(path):
-        raise UserError(f"{f'{flag} ' if flag else ''}{path}: exists already. Choose another name, or remove it.")
+        raise UserError(f"{f'{flag} ' if flag else ''}{path}: already there. Give a name that is free, or remove it.")
     check_place(path, flag)
 
 

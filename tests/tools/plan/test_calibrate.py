@@ -83,7 +83,7 @@ def test_one_rank_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "no link was measured" in path.read_text()
     assert "collectives" not in clusters.load(str(path)).measured
     assert main(["calibrate", str(path)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already there" in capsys.readouterr().err
 
 
 def test_unknown_constants_are_named(two_ranks: Path, tmp_path: Path) -> None:

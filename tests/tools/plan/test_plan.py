@@ -62,7 +62,7 @@ def test_a_written_recipe_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "plan for 64 ranks: TP 2" in done.stdout and "vocabulary 128,256" in done.stdout
-    assert "exists already" in refused(capsys, *ASKED, "--write", str(path))
+    assert "already there" in refused(capsys, *ASKED, "--write", str(path))
 
 
 def test_a_recipe_keeps_what_is_not_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
