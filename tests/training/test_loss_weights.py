@@ -17,8 +17,8 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from ranks import run_ranks
 from training import train
-from training.metrics.meters import DepthMeter
 from training.config.run_config import RunConfig
+from training.metrics.meters import DepthMeter
 
 LENGTH, SAMPLES = 32, 8
 SMALL = f"--model.seq_length {LENGTH} --train.global_batch_size {SAMPLES}".split()
