@@ -194,5 +194,5 @@ def test_a_toml_key_of_very_many_parts_is_refused_at_once(text: str) -> None:
 
 def test_dots_elsewhere_in_toml_are_none_of_a_key() -> None:
     table = f"x = [{'0.5, ' * 200}]\ny = '{'a.' * 200}'\n# {'a.' * 200}\n'{'.' * 200}' = 1\n"
-    table += f'prompts = ["{"One. " * 200}",\n"{"Don\'t. " * 200}"]\n'
+    table += f'prompts = ["{"One. " * 200}",\n"{"Don't. " * 200}"]\n'
     assert len(parse_toml(table)) == 4
