@@ -2,6 +2,8 @@
 
 import os
 import time
+from functools import partial
+from pathlib import Path
 
 from tests.gpu.subject_run import SubjectRun, UnrunError
 
@@ -56,3 +58,22 @@ def know_a_card(run: SubjectRun) -> None:
 def know_no_card(run: SubjectRun) -> None:
     """The process ends before the machine is known."""
     os._exit(1)
+
+
+def have_rows(run: SubjectRun) -> None:
+    """Three, which count how often they were run; the second fails while a variable says so."""
+    run.numbers["rows"] = {}
+    for name in ("first", "second", "third"):
+        run.part(name, partial(one_row, run, name))
+
+
+def one_row(run: SubjectRun, name: str) -> None:
+    """A line and a number."""
+    with Path(os.environ["ROWS_RUN"]).open("a") as log:
+        log.write(f"{name}\n")
+    run.numbers["rows"][name] = {"of": name}
+    run.say(f"{name}: measured")
+    if name == os.environ.get("FAILING_ROW"):
+        run.problem(f"{name}: too far off")
+    if name == os.environ.get("HANGING_ROW"):
+        time.sleep(300)

@@ -24,6 +24,8 @@ def main(function: str, folder: str) -> int:
         machine=GpuMachine.read(task["machine"]),
         sizes=SIZES[task["size"]],
         earlier=task["earlier"],
+        before=task["before"],
+        only=tuple(task["only"]),
         deadline=time.monotonic() + task["limit_s"],
         path=Path(folder, "found.json"),
     )

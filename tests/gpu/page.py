@@ -33,7 +33,8 @@ def render(report: Mapping[str, Any]) -> str:
     title = f"Triplane on {len(cards)} × {cards[0]}"
     parts = [f"<h1>{html.escape(title)}</h1>", *(f"<p>{html.escape(line)}</p>" for line in heading(report))]
     parts += [verdicts(report), *charts(report["subjects"])]
-    parts += [f"<h2>{html.escape(name)}</h2>{details(record)}" for name, record in report["subjects"].items()]
+    for name, record in report["subjects"].items():
+        parts.append(f"<h2>{html.escape(name + elsewhere(record, report))}</h2>{details(record)}")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
@@ -61,6 +62,13 @@ def verdicts(report: Mapping[str, Any]) -> str:
         found = f"{html.escape(record['shows'])}<br>{html.escape(gist(record))}"
         rows.append(f"<tr><td>{name}</td><td>{word}</td><td>{record['wall_s']:.0f}</td><td>{found}</td></tr>")
     return f"<table>{''.join(rows)}</table>"
+
+
+def elsewhere(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    """Of what commit it is, or its rows are, where that is not the report's own."""
+    found = {record.get("commit"), *(row.get("commit") for row in record.get("rows", {}).values())}
+    others = sorted(found - {None, report.get("commit")})
+    return f" (of commit {', '.join(others)})" if others else ""
 
 
 def details(record: Mapping[str, Any]) -> str:

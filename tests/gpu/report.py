@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel.durable import replace_file
+from parallel.untrusted import read_json
 from tests.gpu import page
 from tests.gpu.machine import GpuMachine
 from tests.gpu.report_text import WORDS, summary, table
@@ -23,33 +24,45 @@ class Report:
     minutes: float
     machine: dict[str, Any] = field(default_factory=dict)
     subjects: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)
+    """Subject -> its record in the report that is continued."""
     path: Path | None = None
     """Of the JSON; the page lies beside it."""
     wall_s: float = 0.0
 
     def know(self, machine: dict[str, Any], *, resume: bool) -> None:
-        """The machine is known, and so is the name of the files; resume: what has passed in them is kept."""
+        """The machine is known, and so is the name of the files. resume: the newest report of these cards and libraries
+        in the folder is continued; else no file that is there is replaced."""
         self.machine = machine
         found = GpuMachine.read(machine)
         if found.driver is None:
             return
         small = "" if self.size == "card" else f"-{self.size}"
-        self.path = self.folder / f"gpu-{found.slug}-{machine['date'][:10]}{small}.json"
-        if resume and self.path.exists():
-            before = json.loads(self.path.read_text())
-            if before["commit"] == machine["commit"]:
-                kept = {name: one for name, one in before["subjects"].items() if one["verdict"] == "passed"}
-                self.subjects = kept
-            else:
-                print(f"--resume: {self.path} is of commit {before['commit']}: nothing of it is kept")
+        dated = f"gpu-{found.slug}-{machine['date'][:10]}{small}"
+        of_these_cards = f"gpu-{found.slug}-[0-9-]*{small}.json"
+        earlier = [path for path in self.folder.glob(of_these_cards) if path.stem.endswith("-tiny") == bool(small)]
+        if resume and earlier:
+            self.path = max(earlier, key=lambda path: path.stat().st_mtime)
+            self.keep(read_json(self.path))
+        else:
+            names = (dated, *(f"{dated}-{number}" for number in range(2, 100)))
+            self.path = next(path for name in names if not (path := self.folder / f"{name}.json").exists())
 
-    def has_passed(self, name: str) -> bool:
-        """In the file that is continued."""
-        return name in self.subjects
+    def keep(self, before: dict[str, Any]) -> None:
+        """What was found before, if by the same libraries: rows of another commit keep its name."""
+        if before["versions"] != self.machine["versions"]:
+            print(f"--resume: {self.path} is of other libraries: nothing of it is kept")
+            return
+        for record in before["subjects"].values():
+            record.setdefault("commit", before["commit"])
+        self.before = before["subjects"]
+        self.subjects = dict(self.before)
 
     def add(self, subject: Subject, record: dict[str, Any]) -> None:
-        """A subject's record, printed and written."""
-        self.subjects[subject.name] = record | {"shows": subject.shows}
+        """A subject's record, printed and written; rows that were kept have their own commit."""
+        for row in record["rows"].values():
+            row.setdefault("commit", self.machine.get("commit", "unknown"))
+        self.subjects[subject.name] = record | {"shows": subject.shows, "commit": self.machine.get("commit", "unknown")}
         lines = [*record["lines"], *(f"PROBLEM {problem}" for problem in record["problems"])]
         lines += [f"not run: {record['unrun']}"] if record["unrun"] else []
         lines.append(f"{subject.name}: {WORDS[record['verdict']].upper()} ({record['wall_s']:.0f} s)")

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.gpu.sizes import Sizes
 
 MARGIN_S = 5.0
 """What the subject keeps of its time, to say what its own processes had not the time for."""
+LONGEST_S = 180.0
+"""Of one measurement: it hangs after that. The slowest row, with Triton's and Inductor's compilation, takes a minute."""
 
 
 class UnrunError(Exception):
@@ -30,6 +33,10 @@ class SubjectRun:
     sizes: Sizes
     earlier: dict[str, Any] = field(default_factory=dict)
     """Subject -> its record, of those that ran before."""
+    before: dict[str, Any] = field(default_factory=dict)
+    """This subject's own record in the report that is continued: rows that passed in it are kept."""
+    only: tuple[str, ...] = ()
+    """Patterns of rows to run (fnmatch); empty: all that have not passed."""
     deadline: float = float("inf")
     """Of time.monotonic()."""
     path: Path | None = None
@@ -39,6 +46,8 @@ class SubjectRun:
     headline: str = ""
     """For the table at the end; empty: its last line."""
     problems: list[str] = field(default_factory=list)
+    rows: dict[str, Any] = field(default_factory=dict)
+    """Row -> its verdict, lines, problems, seconds and commit."""
     unrun: str = ""
     """Why it cannot be tried here."""
     late: list[str] = field(default_factory=list)
@@ -46,8 +55,8 @@ class SubjectRun:
 
     @property
     def left_s(self) -> float:
-        """Seconds for what the subject starts."""
-        return self.deadline - time.monotonic() - MARGIN_S
+        """Seconds for what the subject starts; one process gets no more than ``LONGEST_S``."""
+        return min(LONGEST_S, self.deadline - time.monotonic() - MARGIN_S)
 
     def say(self, *lines: str) -> None:
         """Lines of the table."""
@@ -65,24 +74,57 @@ class SubjectRun:
         self.save()
 
     def measured(
-        self, measurement: str, world_size: int = 1, environ: dict[str, str] | None = None, **arguments: object
+        self, measurement: str, world_size: int = 1, environ: dict[str, str] | None = None, **arguments: Any
     ) -> list[Any]:
         """``ranks_of`` within the subject's time. Raises RuntimeError where a rank fails."""
         return ranks_of(measurement, world_size, environ, max(1.0, self.left_s), **arguments)
 
     def part(self, name: str, work: Callable[[], None], least_s: float = 0.0) -> None:
-        """One of several parts: what fails in it is a problem with its name, and the next goes on."""
+        """A row: what fails in it is a problem with its name, and the next goes on. One that is not asked for, or has
+        passed before, is not run."""
+        known = self.before.get("rows", {}).get(name)
+        if self.only and not any(fnmatch(name, pattern) for pattern in self.only):
+            return self._keep(name, known)
+        if not self.only and known and known["verdict"] == "passed":
+            return self._keep(name, known)
         if self.left_s < least_s:
             self.late.append(name)
             self.say(f"{name}: not run: no time left")
-            return
+            return None
+        return self._run(name, work)
+
+    def _run(self, name: str, work: Callable[[], None]) -> None:
+        lines, problems, began = len(self.lines), len(self.problems), time.monotonic()
+        self.rows[name] = {"verdict": "failed", "lines": [], "problems": ["it did not come to its end"]}
+        unrun = False
         try:
             work()
         except UnrunError as error:
+            unrun = True
             self.say(f"{name}: not run: {error}")
-        except Exception as error:  # the other parts are still worth their time
+        except Exception as error:  # the other rows are still worth their time
             traceback.print_exc()
             self.problem(f"{name}: {type(error).__name__}: {error}")
+        failed = self.problems[problems:]
+        self.rows[name] = {
+            "verdict": "failed" if failed else "unrun" if unrun else "passed", "lines": self.lines[lines:],
+            "problems": failed, "wall_s": time.monotonic() - began,
+        }  # fmt: skip
+        self.save()
+
+    def _keep(self, name: str, known: dict[str, Any] | None) -> None:
+        """A row of the report that is continued: its lines, problems and numbers."""
+        if known is None:
+            return
+        self.rows[name] = known
+        self.lines += known["lines"]
+        self.problems += known["problems"]
+        self.headline = self.headline or self.before["headline"]
+        numbers = self.before["numbers"]
+        for there, here in ((numbers, self.numbers), (numbers.get("rows", {}), self.numbers.get("rows", {}))):
+            if name in there:
+                here[name] = there[name]
+        self.save()
 
     def save(self) -> None:
         """Into found.json, where there is a folder."""
@@ -91,7 +133,8 @@ class SubjectRun:
 
     def found(self) -> dict[str, Any]:
         """For the report."""
-        return {name: getattr(self, name) for name in ("lines", "numbers", "headline", "problems", "unrun", "late")}
+        names = ("lines", "numbers", "headline", "problems", "rows", "unrun", "late")
+        return {name: getattr(self, name) for name in names}
 
 
 def speakable(value: Any) -> Any:

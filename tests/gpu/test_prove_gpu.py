@@ -4,6 +4,8 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -17,8 +19,9 @@ from ranks import run_ranks
 from tests.gpu import __main__ as prove_gpu
 from tests.gpu import measured_models, observe, processes, specs, stall, steps
 from tests.gpu.machine import GpuMachine
-from tests.gpu.runner import Budget, Subject, run_subject
+from tests.gpu.runner import Budget, Subject
 from tests.gpu.sizes import SIZES
+from tests.gpu.slices import SLICES
 from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects import layouts, modules
 from tests.gpu.subjects.layouts import Attempt
@@ -200,20 +203,31 @@ def test_what_is_missing_is_unrun_not_passed() -> None:
 # ---- the runner
 
 
-def subject(function: str, name: str = "", least_s: float = 20, most_s: float = 60) -> Subject:
-    return Subject(
-        name=name or function, function=f"tests.gpu.failing:{function}", least_s=least_s, most_s=most_s, shows=""
-    )
+@pytest.fixture(autouse=True)
+def _new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process imports as one for CPUs does; forks are tried on the emulated device (tests/gpu_path)."""
+    monkeypatch.setattr(processes, "preload", lambda modules: "not tried")
+
+
+def subject(function: str, name: str = "", least_s: float = 20, **more: Any) -> Subject:
+    return Subject(name=name or function, function=f"tests.gpu.failing:{function}", least_s=least_s, shows="", **more)
 
 
 CARD = subject("know_a_card", "environment")
 
 
-def proved(folder: Path, *subjects: Subject, total_s: float = 600, resume: bool = False) -> tuple[int, dict[str, Any]]:
-    """The exit code, and the JSON."""
-    job = prove_gpu.ProveGpu(output=folder, resume=resume)
-    code = prove_gpu.prove(job, subjects, Budget(total_s=total_s, began=time.monotonic()))
-    return code, json.loads((folder / "gpu-1x-nvidia-h200-2026-11-24.json").read_text())
+class Patience(Budget):
+    """For a hang little."""
+
+    def limit_s(self, subject: Subject, following: Any) -> float | None:
+        return 4 if subject.name == "hang" else super().limit_s(subject, following)
+
+
+def proved(folder: Path, *subjects: Subject, total_s: float = 600, **job: Any) -> tuple[int, dict[str, Any]]:
+    """The exit code, and the newest JSON."""
+    budget = Patience(total_s=total_s, began=time.monotonic())
+    code = prove_gpu.prove(prove_gpu.ProveGpu(output=folder, **job), subjects, budget)
+    return code, json.loads(max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime).read_text())
 
 
 def is_dead(pid: str) -> bool:
@@ -230,7 +244,7 @@ def test_whatever_one_subject_does_the_next_is_run(
     """A crash, a hang whose child would live on, no memory, something missing; what was found before is kept."""
     child = tmp_path / "child"
     monkeypatch.setenv("HANGING_CHILD", str(child))
-    failing = [subject("crash"), subject("hang", most_s=4), subject("run_out_of_memory"), subject("try_nothing")]
+    failing = [subject("crash"), subject("hang"), subject("run_out_of_memory"), subject("try_nothing")]
     code, report = proved(tmp_path, CARD, *failing, subject("have_no_time"), subject("succeed"))
     assert code == 1
     found = report["subjects"]
@@ -246,20 +260,39 @@ def test_whatever_one_subject_does_the_next_is_run(
     assert {"commit", "driver", "nccl", "versions", "minutes"} <= report.keys()
     printed = capsys.readouterr().out
     assert "3 passed, 3 failed, 1 not run; 0." in printed and "short: done; 1 of its parts had no time" in printed
+    assert "none can be forked: not tried" in printed
 
 
-def test_ctrl_c_leaves_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(each: Subject, *own: Any) -> Any:
-        if each.name == "hang":
-            raise KeyboardInterrupt
-        return run_subject(each, *own)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Also of the subject that ran, whose finished rows are not run again when the report is continued."""
+    rows = tmp_path / "rows"
+    monkeypatch.setenv("ROWS_RUN", str(rows))
+    monkeypatch.setenv("HANGING_ROW", "second")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as main does
 
-    monkeypatch.setattr(prove_gpu, "run_subject", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        proved(tmp_path, CARD, subject("succeed"), subject("hang"))
-    report = json.loads((tmp_path / "gpu-1x-nvidia-h200-2026-11-24.json").read_text())
-    assert list(report["subjects"]) == ["environment", "succeed"]
-    assert "2 passed" in (tmp_path / "gpu-1x-nvidia-h200-2026-11-24.html").read_text()
+    def interrupt() -> None:
+        while not rows.exists() or "second" not in rows.read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            proved(tmp_path, CARD, subject("succeed"), subject("have_rows"), subject("crash"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (path,) = tmp_path.glob("*.json")
+    report = json.loads(path.read_text())
+    assert list(report["subjects"]) == ["environment", "succeed", "have_rows"]
+    interrupted = report["subjects"]["have_rows"]
+    assert interrupted["problems"] == ["interrupted"]
+    assert {name: row["verdict"] for name, row in interrupted["rows"].items()} == {"first": "passed", "second": "failed"}
+    assert "2 passed" in path.with_suffix(".html").read_text()
+    monkeypatch.delenv("HANGING_ROW")
+    code, report = proved(tmp_path, CARD, subject("have_rows"), resume=True)
+    assert code == 0 and rows.read_text().split() == ["first", "second", "second", "third"]
+    assert report["subjects"]["have_rows"]["lines"] == [f"{row}: measured" for row in ("first", "second", "third")]
 
 
 def test_an_unknown_machine_is_said_and_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,35 +304,84 @@ def test_an_unknown_machine_is_said_and_nothing_is_run(tmp_path: Path, capsys: p
 
 
 def test_a_run_without_time_says_so_and_can_be_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--resume keeps what has passed; another commit's file is not continued."""
+    """--resume keeps what has passed, of another commit, too; without it no file is replaced."""
     slow = subject("succeed", "slow", least_s=1e4)
     code, report = proved(tmp_path, CARD, subject("succeed"), slow)
     assert (code, report["subjects"]["slow"]["verdict"]) == (0, "unrun")
     assert report["subjects"]["slow"]["unrun"].startswith("no time left (")
     assert "2 passed, 0 failed, 1 not run" in capsys.readouterr().out
+    path = tmp_path / "gpu-1x-nvidia-h200-2026-11-24.json"
+    path.write_text(path.read_text().replace('"abc"', '"def"').replace("11-24T", "11-23T"))
+    path = path.rename(tmp_path / "gpu-1x-nvidia-h200-2026-11-23.json")
     _, report = proved(tmp_path, CARD, subject("crash", "succeed"), subject("succeed", "slow"), resume=True)
     assert [one["verdict"] for one in report["subjects"].values()] == ["passed"] * 3
-    path = tmp_path / "gpu-1x-nvidia-h200-2026-11-24.json"
-    path.write_text(path.read_text().replace('"abc"', '"def"'))
-    _, report = proved(tmp_path, CARD, subject("succeed"), resume=True)
-    assert list(report["subjects"]) == ["environment", "succeed"]
+    assert [one["commit"] for one in report["subjects"].values()] == ["abc", "def", "abc"]
+    assert "succeed (of commit def)" in path.with_suffix(".html").read_text()
+    _, report = proved(tmp_path, CARD, subject("succeed"))
+    assert list(report["subjects"]) == ["environment", "succeed"] and len(list(tmp_path.glob("*.json"))) == 2
+    newest = tmp_path / "gpu-1x-nvidia-h200-2026-11-24.json"
+    newest.write_text(newest.read_text().replace("2.13.0", "2.12.0"))
+    _, report = proved(tmp_path, CARD, resume=True)
+    assert list(report["subjects"]) == ["environment"]
+    assert "of other libraries: nothing of it is kept" in capsys.readouterr().out
+
+
+def test_rows_are_run_by_name_and_continued_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tmp_path / "rows"
+    monkeypatch.setenv("ROWS_RUN", str(rows))
+    monkeypatch.setenv("FAILING_ROW", "second")
+    code, report = proved(tmp_path, CARD, subject("have_rows"))
+    assert code == 1 and report["subjects"]["have_rows"]["problems"] == ["second: too far off"]
+    code, _ = proved(tmp_path, CARD, subject("have_rows"), resume=True, only=("th*",))
+    assert code == 1  # the second is still what it was
+    monkeypatch.delenv("FAILING_ROW")
+    code, report = proved(tmp_path, CARD, subject("have_rows"), resume=True)
+    assert code == 0 and rows.read_text().split() == ["first", "second", "third", "third", "second"]
+    found = report["subjects"]["have_rows"]
+    assert found["numbers"]["rows"] == {name: {"of": name} for name in ("first", "second", "third")}
+
+
+def test_what_is_not_timed_runs_side_by_side() -> None:
+    first, second = (subject("succeed", name, timed=False) for name in ("first", "second"))
+    timed, reader = subject("succeed", "timed"), subject("succeed", "reader", reads=("timed",))
+    everything = [first, timed, second, reader]
+    assert prove_gpu.batched(everything, together=False) == [[first, second], [timed], [reader]]
+    assert prove_gpu.batched(everything, together=True) == [[first, timed, second], [reader]]
+
+
+def test_what_fails_in_toy_size_gets_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    untimed = subject("succeed", "untimed", timed=False)
+    code, report = proved(tmp_path, CARD, untimed, subject("crash"), subject("succeed"), toy_first=True)
+    found = report["subjects"]
+    assert found["crash"]["unrun"] == "it failed in toy size: exit code 134: " and code == 0
+    assert found["succeed"]["verdict"] == "passed"
+    assert capsys.readouterr().out.count("untimed: PASSED") == 1
+
+
+def test_slices_are_subjects_that_there_are() -> None:
+    chosen = prove_gpu.chosen(prove_gpu.ProveGpu(slices=("speed",)))
+    assert [each.name for each in chosen][:3] == ["environment", "throughput", "planner"]
+    assert prove_gpu.minutes(prove_gpu.ProveGpu(slices=("speed",))) == SLICES["speed"].minutes
+    assert len(prove_gpu.chosen(prove_gpu.ProveGpu())) == len(SUBJECTS)
+    assert {name for one in SLICES.values() for name in one.subjects} | {"environment"} == set(get_args(SubjectName))
+    for one in SLICES.values():
+        assert sum(each.least_s for each in SUBJECTS if each.name in one.subjects and each.timed) < 60 * one.minutes
 
 
 def test_a_subject_gets_what_the_others_leave() -> None:
-    """A hang takes no more than its limit, and never what those after it need at least."""
-    rows = [subject(name, name, least_s=60, most_s=300) for name in "abcd"]
+    """A hang never takes what those after it need at least."""
+    rows = [subject(name, name, least_s=60) for name in "abcd"]
 
     def limit(total_s: float, number: int) -> float | None:
         budget = Budget(total_s=total_s, began=time.monotonic())
         found = budget.limit_s(rows[number], rows[number + 1 :])
         return None if found is None else round(found)
 
-    assert limit(1200, 0) == 300
+    assert limit(1200, 0) == 1020
     assert limit(400, 0) == 220
     assert limit(100, 0) == 60
     assert limit(59, 0) is None
     assert limit(100, 3) == 100
-    assert limit(2400, 0) == 600
 
 
 def test_a_disk_that_takes_nothing_does_not_stop_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,12 @@ from tests.gpu_path.emulator import ROOT, Emulation, run
 from tests.gpu_path.trainings import EXTENSION
 
 
+FORKABLE = "tests.gpu_path.forkable"
+
+
 def prove(output: Path, *flags: str, emulation: Emulation | None = None, devices: int = 1) -> str:
     command = ["-m", "tests.gpu", "--size", "tiny", "--output", str(output), *flags]
+    emulation = emulation or Emulation(hooks=(FORKABLE,))
     done = run(command, emulation, timeout=3600, devices=devices)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -25,6 +29,7 @@ def test_nothing_of_an_emulated_device_is_written(tmp_path: Path) -> None:
     assert "2 passed, 0 failed, 1 not run" in printed
     assert "nothing was written: emulated device (no GPU) has no NVIDIA driver" in printed
     assert not list(tmp_path.iterdir())
+    assert "processes are started one by one" not in printed
 
 
 @pytest.mark.campaign
@@ -32,7 +37,7 @@ def test_nothing_of_an_emulated_device_is_written(tmp_path: Path) -> None:
 def test_every_subject_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Transformer Engine emulated, on two devices; nothing is left out. Five minutes where two cores are idle."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".te"))  # whose version counts as installed
-    printed = prove(tmp_path, "--minutes", "60", emulation=Emulation(hooks=(EXTENSION,)), devices=2)
+    printed = prove(tmp_path, "--minutes", "60", emulation=Emulation(hooks=(FORKABLE, EXTENSION)), devices=2)
     verdicts = dict(re.findall(r"^  (\w+): (PASSED|FAILED|NOT RUN) \(", printed, re.MULTILINE))
     expected = dict.fromkeys([subject.name for subject in SUBJECTS], "PASSED")
     assert verdicts == expected, printed

@@ -51,13 +51,16 @@ def now() -> str:
 
 
 def commit() -> str:
-    """Of the checkout; "-dirty" where files differ from it, "unknown" outside a repository."""
+    """Of the checkout; "-dirty" where files differ from it, "unknown" outside a repository.
+
+    TRIPLANE_COMMIT, where only files were copied to.
+    """
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     except OSError:
         found = ""
-    return found or "unknown"
+    return found or os.environ.get("TRIPLANE_COMMIT", "unknown")
 
 
 def versions(distributions: Sequence[str]) -> dict[str, str | None]:
