@@ -5,7 +5,7 @@ from typing import Literal
 from tests.gpu.runner import Subject
 
 SubjectName = Literal[
-    "environment", "trainings", "specs", "throughput", "planner", "memory", "savings", "fusions", "checkpoint",
+    "environment", "trainings", "specs", "throughput", "planner", "planned_layouts", "memory", "savings", "fusions", "checkpoint",
     "layouts", "fp8", "tests",
 ]  # fmt: skip
 
@@ -22,6 +22,7 @@ SUBJECTS = (
     row("specs", "modules", 30, 150, "Transformer Engine's modules against ours: logits and gradients"),
     row("throughput", "throughput", 90, 300, "an 8B-shaped model at 8,192 tokens, in bf16, fp8 and fp4"),
     row("planner", "planner", 45, 150, "predicted against measured steps, calibrated on this card"),
+    row("planned_layouts", "planned_layouts", 60, 300, "one rank of 64 or 256 played on one GPU, against the planner"),
     row("memory", "memory", 50, 150, "predicted against measured memory of three architectures"),
     row("savings", "savings", 60, 300, "each switch that saves memory, off and on: time, memory, equality"),
     row("fusions", "fusions", 60, 300, "each field of the kernels section, off and on: time, memory, equality"),
