@@ -20,15 +20,9 @@ from torch._C._distributed_c10d import FakeWork
 @contextlib.contextmanager
 def filled() -> Iterator[None]:
     """For as long as all groups of this process are fake ones."""
-    arrivals = {
-        "recv": received,
-        "_reduce_scatter_base": scattered,
-        "reduce_scatter_tensor_coalesced": all_scattered,
-        "alltoall_base": exchanged,
-    }
-    own = {name: getattr(dist.ProcessGroup, name) for name in arrivals}
-    for name, arrival in arrivals.items():
-        setattr(dist.ProcessGroup, name, done(arrival))
+    own = {name: getattr(dist.ProcessGroup, name) for name in ARRIVALS if hasattr(dist.ProcessGroup, name)}
+    for name in own:
+        setattr(dist.ProcessGroup, name, done(ARRIVALS[name]))
     try:
         yield
     finally:
@@ -66,9 +60,23 @@ def all_scattered(group: dist.ProcessGroup, outputs: Sequence[Tensor], given: Se
 
 
 def exchanged(_group: dist.ProcessGroup, output: Tensor, given: Tensor, *_: Any) -> None:
-    """As many rows as are expected, of those that were sent, over and over."""
+    """As many rows as are expected, of those that were sent, over and over; zeros where none was."""
+    if not len(given):
+        output.zero_()
     rows = 0
     while rows < len(output) and len(given):
         count = min(len(given), len(output) - rows)
         output[rows : rows + count].copy_(given[:count])
         rows += count
+
+
+ARRIVALS: dict[str, Callable[..., None]] = {
+    "recv": received,
+    "_reduce_scatter_base": scattered,
+    "reduce_scatter_tensor_coalesced": all_scattered,
+    "alltoall_base": exchanged,
+    "reduce_scatter_single": scattered,
+    "reduce_scatter_single_coalesced": all_scattered,
+    "all_to_all_single": exchanged,
+}
+"""By the methods of a group that torch.distributed calls: torch 2.11's names, and those since 2.13."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from models.config import ModelConfig
+from tests.gpu.measured_models import with_layers
 from tools.parity.layouts import with_layout
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
@@ -12,14 +13,16 @@ from training.config.train_config import TrainConfig
 
 BALANCED = ("moe_router_force_load_balancing=True",)
 """Megatron's random routing: every expert gets about as many tokens, as the planner is asked to take them."""
-TOY_LAYERS = 2
-"""Of each chunk of stages."""
-TOY: dict[str, dict[str, Any]] = {
-    "dense": {"hidden_size": 256, "num_attention_heads": 16, "num_query_groups": 8, "ffn_hidden_size": 1024},
-    "mixtral_8x7b": {"hidden_size": 256, "num_attention_heads": 16, "num_query_groups": 8, "ffn_hidden_size": 512},
-    "deepseek_v2_lite": {},
+NARROW: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 16, "num_query_groups": 8, "vocab_size": 2048}
+TOYS: dict[str, dict[str, Any]] = {
+    "llama3_8b": NARROW | {"ffn_hidden_size": 1024},
+    "llama3_70b": NARROW | {"ffn_hidden_size": 1024},
+    "mixtral_8x7b": NARROW | {"ffn_hidden_size": 512},
+    "deepseek_v2_lite": {"hidden_size": 256, "ffn_hidden_size": 512, "moe_ffn_hidden_size": 128, "vocab_size": 2048},
 }
 """Widths that eight tensor ranks still share."""
+TOY_TOKENS, TOY_LAYERS = 256, 2
+"""Of a sample, and of a rank: as few as leave activations the most of what a rank holds."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -62,20 +65,19 @@ ROWS = {
 
 
 def recipe_of(row: LayoutRow, seq_length: int, *, toy: bool) -> tuple[RunConfig, int]:
-    """The run, and its number of ranks. toy: fewer and narrower layers on the same layout."""
-    model = ModelConfig(shape=row.model, seq_length=seq_length)
+    """The run, and its number of ranks. toy: fewer and narrower layers on the same layout, of ``TOY_TOKENS``."""
+    model = ModelConfig(shape=row.model, seq_length=TOY_TOKENS if toy else seq_length)
     train = TrainConfig(global_batch_size=1, micro_batch_size=1, **row.train)
     bare = RunConfig(model=model, optimizer=OptimizerConfig(lr_decay_style="constant"), train=train)
-    config, world_size = with_layout(bare, row.layout)
-    layout = config.layout(world_size)
+    config, job_size = with_layout(bare, row.layout)
+    layout = config.layout(job_size)
     more: dict[str, Any] = {"megatron": BALANCED} if layout.ep > 1 else {}
-    if toy and row.model == "deepseek_v2_lite":
-        more |= {"vocab_size": 2048, "num_layers": 4, "moe_layer_freq": "[0]*1+[1]*3", "hidden_size":256, "moe_ffn_hidden_size":128, "ffn_hidden_size":512}
-    elif toy:
-        more |= TOY.get(row.model, TOY["dense"]) | {"vocab_size": 2048, "num_layers": TOY_LAYERS * layout.chunks}
+    if toy:
+        more |= TOYS[row.model]
+        model = with_layers(model, max(layout.chunks, TOY_LAYERS * layout.pp))
     batch = row.microbatches * layout.dp
     return dataclasses.replace(
         config,
         model=dataclasses.replace(model, **more),
         train=dataclasses.replace(train, global_batch_size=batch),
-    ), world_size
+    ), job_size

@@ -25,7 +25,7 @@ from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import wait
 from training.batches import context_slice
 from training.config.run_config import RunConfig
-from training.memory.measured import CardPeak, MeasuredBytes, counted, modules_of
+from training.memory.measured import CardPeak, MeasuredBytes, counted, modules_of, staying
 from training.memory.predicted import of_stage
 from training.progress import Progress
 from training.step import StepRequests
@@ -70,7 +70,7 @@ def measure(identity: Identity, text: str, job_size: int, rank: int | None, step
             times_s.append(time.perf_counter() - began)
             peak.after_step(number)
         held = counted(chunks, optim)
-        found = MeasuredBytes(*map(float, held), *peak.read(held.total))
+        found = MeasuredBytes(*map(float, held), *peak.read(held.total, staying(chunks, held)))
         expected = of_stage(config, job_size, shape, modules_of(ranks), ranks.at.pp)
     return {
         "stage": expected.stage,
