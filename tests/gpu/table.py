@@ -5,8 +5,8 @@ from typing import Literal
 from tests.gpu.runner import Subject
 
 SubjectName = Literal[
-    "environment", "trainings", "specs", "throughput", "planner", "planned_layouts", "memory", "savings", "fusions", "checkpoint",
-    "layouts", "fp8", "tests",
+    "environment", "trainings", "specs", "throughput", "planner", "planned_layouts", "memory", "savings", "fusions",
+    "checkpoint", "layouts", "fp8", "tests",
 ]  # fmt: skip
 
 

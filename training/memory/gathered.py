@@ -57,8 +57,8 @@ def _by_unit(columns: MemoryColumns, stage: Column, parameters: Column, blocks: 
     tables = table * (first.astype(float) + last * (1 - tied * first))
     block = (parameters - tables) / np.maximum(1, blocks)
     head = np.where(last & ~tied, table, 0.0)
-    whole = np.where(layout.zero >= 3, 1, 0)  # of ZeRO-2, weights are counted as such
-    of_block = (whole + 2) * element * block
+    whole = np.where(layout.zero >= 3, 1, 0)  # of ZeRO-2, weights are counted as such, and none is gathered again
+    of_block = (2 * whole + 1) * element * block
     at_the_loss = (whole + 1) * element * head + element * block
     at_work = np.maximum(of_block + wide * np.maximum(block, head), at_the_loss)
     kept = np.where(tied & (first | last), (whole + 1) * element * table, 0.0)

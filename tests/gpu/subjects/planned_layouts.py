@@ -1,4 +1,4 @@
-"""The planner's bytes and seconds of one rank beside what a card measures that plays it: 64 and 256 ranks on one GPU."""
+"""Bytes and seconds of one rank of 64 or 256, predicted and measured on one card, which plays it."""
 
 from typing import Any
 

@@ -33,7 +33,7 @@ BLOCK = (8_030_261_248 - 2 * TABLE) / 32
     [
         # Whole weights, the next block's buffer and gradients, in 16 bits; the output layer's gradients in fp32.
         (Candidate(dp=8, zero=3), 0, 6 * BLOCK + 4 * TABLE),
-        (Candidate(dp=8, zero=2), 0, 4 * BLOCK + 4 * TABLE),  # weights are counted as such
+        (Candidate(dp=8, zero=2), 0, 2 * BLOCK + 4 * TABLE),  # weights are counted as such, and not gathered again
         (Candidate(dp=4, pp=2, zero=3), 0, 10 * BLOCK),  # another block's gradients
         # The output layer and its gradient, beside the last block's buffer, are more than that.
         (Candidate(dp=8, zero=3, precision="fp32"), 0, 4 * BLOCK + 8 * TABLE),
