@@ -80,7 +80,7 @@ def cases(layout: Candidate, model: str = "llama3_8b") -> tuple[Any, Any, Any]:
 
 
 def test_one_rank_alone_computes_what_a_step_takes() -> None:
-    """Nothing is sent and no stage waits, so that the planner's step is what is left."""
+    """Nothing is sent and no stage waits, so that this is the planner's step."""
     case, stack, known = cases(Candidate(microbatches=4))
     whole = step_times(PricedColumns([case]), known)
     (found,) = computing_s([case], [stack], [0], known)

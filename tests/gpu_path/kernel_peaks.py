@@ -50,13 +50,14 @@ class Peak:
 
 def install(peak: Peak) -> None:
     """Before Transformer Engine and Megatron are imported."""
-    torch.cuda.max_memory_allocated, torch.cuda.reset_peak_memory_stats = peak.read, peak.reset  # type: ignore[assignment]
+    torch.cuda.max_memory_allocated, torch.cuda.reset_peak_memory_stats = peak.read, peak.reset
     register = kernels.kernel
-    kernels.kernel = lambda function: register(peak.aside(function))  # type: ignore[assignment]
+    kernels.kernel = lambda function: register(peak.aside(function))
     for one in cross_entropy.REPLACED.values():
         one.function = peak.aside(one.function)
     permutation.REPLACED = tuple(map(peak.aside, permutation.REPLACED))
-    latent_rope.for_q, latent_rope.for_kv = map(peak.aside, (latent_rope.for_q, latent_rope.for_kv))
+    for name in ("for_q", "for_kv"):
+        setattr(latent_rope, name, peak.aside(getattr(latent_rope, name)))
     jit_fused.measured.append(peak.aside)
 
 

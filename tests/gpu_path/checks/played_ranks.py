@@ -40,4 +40,7 @@ def beside(model: str, layout: str) -> None:
 
 
 if __name__ == "__main__":
-    {"row": rows, "beside": beside}[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1] == "row":
+        rows(*sys.argv[2:])
+    else:
+        beside(*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Seconds that one rank of a pipeline stage computes in a step: what is left where nothing is sent and no stage waits.
+"""Seconds that one rank of a pipeline stage computes in a step, where nothing is sent and no stage waits.
 
 ``step_times`` prices the slowest stage, with collectives and the bubble. This is the same of a stage that is asked for,
 without them, for what one card can measure of a rank of many (tests/gpu/subjects/planned_layouts.py).
