@@ -21,6 +21,8 @@ BOUND = 0.03
 """Of a toy, whose allocations are rounded up to 512 bytes."""
 SHARDED_BOUND = 0.30
 """A toy's block weighs more than it keeps: whole gradients, and all that was kept, are never there together."""
+ROUTED_BOUND = 0.10
+"""Random routing of 256 tokens: the experts of a rank get 192 of them and 7 % more or fewer, as they are drawn."""
 
 
 def check(*arguments: str, devices: int = 1) -> list[dict[str, Any]]:
@@ -48,8 +50,9 @@ def test_a_rank_of_many_holds_what_is_predicted(name: str) -> None:
     assert found["updated"] and found["measured"]["activations"] > 0
     for kind in HELD[:3]:
         assert found["measured"][kind] == found["predicted"][kind], kind
-    bound = SHARDED_BOUND if "zero" in ROWS[name].layout else BOUND
-    assert -bound < off(found) < BOUND, found
+    most = ROUTED_BOUND if "ep" in ROWS[name].layout else BOUND
+    least = SHARDED_BOUND if "zero" in ROWS[name].layout else most
+    assert -least < off(found) < most, found
 
 
 @pytest.mark.campaign
@@ -69,9 +72,9 @@ def test_it_holds_what_the_same_rank_of_a_real_job_holds(model: str, layout: str
     """To the byte; a mixture's routing draws from the rank's own numbers, and its experts get what others sent."""
     for found in check("beside", model, layout, devices=4):
         real, played = found["real"]["measured"], found["played"]["measured"]
-        bound = 0.03 if "ep" in layout else 0.0
-        assert played["total"] == pytest.approx(real["total"], rel=bound), found["stage"]
-        assert off(found["real"]) < BOUND
+        bound = ROUTED_BOUND if "ep" in layout else 0.0
+        assert abs(played["total"] / real["total"] - 1) <= bound, found["stage"]
+        assert off(found["real"]) < (bound or BOUND)
 
 
 @pytest.mark.campaign
