@@ -130,18 +130,29 @@ def start(
 
 
 @contextlib.contextmanager
-def pretend(layout: Layout, identity: Identity) -> Iterator[Ranks]:
+def pretend(
+    layout: Layout,
+    identity: Identity,
+    *,
+    device: Literal["cpu", "cuda"] = "cpu",
+    parallel: ParallelConfig | None = None,
+    graphs: bool = False,
+) -> Iterator[Ranks]:
     """One rank of a job whose other ranks do not exist: collectives return at once, with whatever was in the buffer.
 
-    For counting what a rank holds and sends (tools.plan trace), on a CPU or with "meta" tensors.
+    For counting what a rank holds and sends (tools.plan trace), on a CPU or with "meta" tensors, and for what one
+    card measures of a rank of many (tests/gpu/pretended.py). parallel and graphs: as ``start`` takes them.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.Backend.backend_capability["fake"] = ["cpu", "meta"]
-    on = _prepare_device("cpu", identity)
+    dist.Backend.backend_capability["fake"] = ["cpu", "meta", "cuda"]
+    on = _prepare_device(device, identity)
     dist.init_process_group("fake", rank=identity.rank, world_size=identity.world_size, store=FakeStore())
     try:
-        yield _join(layout, identity, on, 1, timeout_minutes=1.0, console_fd=None, parallel=ParallelConfig())
+        yield _join(
+            layout, identity, on, 1, timeout_minutes=1.0, console_fd=None, parallel=parallel or ParallelConfig(),
+            graphs=graphs,
+        )  # fmt: skip
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()

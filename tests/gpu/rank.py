@@ -14,7 +14,9 @@ from parallel import cuda_environment, launch, local_ranks
 from parallel.untrusted import read_json
 from tests.gpu.measured_models import loaded
 
-MEASUREMENTS = ("specs", "losses", "observe", "portable", "steps", "products", "calibration", "stall", "layers")
+MEASUREMENTS = (
+    "specs", "losses", "observe", "portable", "steps", "products", "calibration", "stall", "layers", "pretended",
+)  # fmt: skip
 
 
 def main(path: str) -> int:

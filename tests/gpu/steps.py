@@ -13,7 +13,7 @@ from parallel.launch import Identity
 from tests.gpu.measured_models import loaded
 from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import wait
-from training.memory.measured import CardPeak, MeasuredBytes, ProcessPeak, counted, modules_of, on_the_host
+from training.memory.measured import CardPeak, MeasuredBytes, ProcessPeak, counted, modules_of, on_the_host, staying
 from training.memory.predicted import of_stage
 from training.progress import Progress
 from training.step import StepRequests
@@ -48,7 +48,9 @@ def measure(
             peak.after_step(number)
             losses.append(result.loss)
         held = counted(chunks, optim)
-        found = MeasuredBytes(*map(float, held), *peak.read(held.total))._replace(host=on_the_host(optim, ranks.device))
+        found = MeasuredBytes(*map(float, held), *peak.read(held.total, staying(chunks, held)))._replace(
+            host=on_the_host(optim, ranks.device)
+        )
         expected = of_stage(config, identity.world_size, shape, modules_of(ranks), ranks.at.pp)
         name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     step_s = statistics.median(times_s[warmup_steps:])

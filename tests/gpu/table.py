@@ -6,7 +6,7 @@ from tests.gpu.runner import Subject
 
 SubjectName = Literal[
     "environment", "layers", "trainings", "specs", "layouts", "fp8", "tests", "throughput", "planner", "memory",
-    "savings", "fusions", "checkpoint",
+    "savings", "fusions", "checkpoint", "planned_layouts",
 ]  # fmt: skip
 
 
@@ -29,5 +29,9 @@ SUBJECTS = (
     row("savings", "savings", 60, "each switch that saves memory, off and on: time, memory, equality"),
     row("fusions", "fusions", 60, "each field of the kernels section, off and on: time, memory, equality"),
     row("checkpoint", "checkpoint", 40, "how long training stands still, against a copy to pinned memory"),
+    row(
+        "planned_layouts", "planned_layouts", 60, "one rank of 64 or 256 played on one GPU, against the planner",
+        reads=("planner",),
+    ),
 )
 """The least that all of them need is less than half of 20 minutes: what one does not take, the next may."""

@@ -96,7 +96,9 @@ class MemoryReport(Callback):
         self.said = True
         held = counted(self.chunks, self.optimizer)
         host = on_the_host(self.optimizer, self.ranks.device)
-        own = MeasuredBytes(*map(float, held), *self.peak.read(held.total))._replace(host=host)
+        own = MeasuredBytes(*map(float, held), *self.peak.read(held.total, staying(self.chunks, held)))._replace(
+            host=host
+        )
         table = [MeasuredBytes(*row) for row in gathered_rows(own, self.ranks)]
         rank = max(range(len(table)), key=lambda number: (table[number].total, -number))
         stage, world = self.ranks.layout.coordinates(rank).pp, self.ranks.identity.world_size
@@ -151,12 +153,15 @@ class CardPeak:
     def after_step(self, steps: int) -> None:
         self.between = torch.cuda.memory_allocated(self.device)
 
-    def read(self, states: int) -> Sequence[float]:
-        """Activations, workspace, reserved, card. A peak of building or loading tells nothing of activations."""
-        peak = torch.cuda.max_memory_allocated(self.device)
+    def read(self, states: int, stays: int) -> Sequence[float]:
+        """Activations, workspace, reserved, card. A peak of building or loading tells nothing of activations.
+
+        stays: bytes of the states that are there between steps, too.
+        """
+        peak, workspace = torch.cuda.max_memory_allocated(self.device), max(0, self.between - stays)
         card = torch.cuda.get_device_properties(self.device).total_memory
-        activations = float(peak - max(self.between, states)) if peak > self.before else -1.0
-        return activations, max(0, self.between - states), torch.cuda.max_memory_reserved(self.device), card
+        activations = float(peak - states - workspace) if peak > self.before else -1.0
+        return activations, workspace, torch.cuda.max_memory_reserved(self.device), card
 
 
 class ProcessPeak:
@@ -183,7 +188,7 @@ class ProcessPeak:
         if self.before:
             self.grown = max(self.grown, _resident("VmHWM") - self.before)
 
-    def read(self, states: int) -> Sequence[float]:
+    def read(self, states: int, stays: int) -> Sequence[float]:
         """Activations; there is no allocator to ask."""
         return float(self.grown), -1.0, -1.0, -1.0
 
@@ -221,6 +226,11 @@ def _of_shards(chunks: Sequence[FullyShardedChunk], optimizer: MegatronOptimizer
         gradients=held_bytes,
         optimizer=_fresh(_optimizer_tensors(optimizer), {_storage(shard) for shard in shards}) + held_bytes * is_main,
     )
+
+
+def staying(chunks: Chunks, held: Counted) -> int:
+    """Bytes of these that are there between steps, too: ZeRO-2 gathers its weights in each."""
+    return held.total - held.weights * any(getattr(chunk, "keeps_weights", False) for chunk in chunks)
 
 
 def counted(chunks: Chunks, optimizer: MegatronOptimizer) -> Counted:

@@ -19,7 +19,7 @@ from training.memory.activations import (
     stream_bytes,
 )
 from training.memory.cases import FORMATS, Column, ColumnGroup, MemoryColumns, tokens
-from training.memory.gathered import gathered_bytes
+from training.memory.gathered import Gathered, gathered_bytes
 from training.memory.layouts import Candidate
 from training.memory.mixers import ATTENTION_AND_MLP, kind_bytes
 from training.memory.offloaded_modules import offloaded_bytes
@@ -132,17 +132,18 @@ def stage_memory(
     if np.any(software.offloaded_modules > 0):
         recomputed, sent = _with_modules_offloaded(columns, there, others, recomputed)
         host = host + in_flight(columns, number) * crowded.T[0] * sent
-    activations, of_blocks = _activations(columns, number, there, others, crowded, recomputed)
+    gathered = gathered_bytes(columns, number, (dense, expert), plain + mixtures)
+    activations, of_blocks = _activations(columns, number, there, others, crowded, recomputed, gathered)
     away = offloaded_share(columns) * (1 - depths / np.maximum(1, plain + mixtures))  # depths keep theirs
     if np.any(away > 0):
-        least, _ = _activations(columns.recomputing("full"), number, there, others, crowded, AS_LAID_OUT)
+        least, _ = _activations(columns.recomputing("full"), number, there, others, crowded, AS_LAID_OUT, gathered)
         activations = activations * (1 - away) + np.minimum(least, activations) * away
         host = host + away * of_blocks
     return PeakBytes(
         weights=weights + casts,
         gradients=gradients,
         optimizer=optimizer,
-        activations=activations + gathered_bytes(columns, number, (dense, expert), plain + mixtures),
+        activations=activations,
         workspace=workspace_bytes(layout) + software.bucket_bytes,
         stage=number,
         host=np.asarray(host),
@@ -242,8 +243,9 @@ def _activations(
     others: dict[str, Column],
     crowded: Column,
     recomputed: Recomputed,
+    gathered: Gathered,
 ) -> tuple[Column, Column]:
-    """At the peak; and what blocks have kept by then for their backward passes.
+    """At the peak, with what is gathered then; and what blocks have kept by then for their backward passes.
 
     blocks: without experts, and with; others: those of them that ``_others`` counts. crowded: of each case all of
     ``Crowding``."""
@@ -258,14 +260,15 @@ def _activations(
     kept, working = kept - recomputed.spared, working + recomputed.largest
     last = stage == columns.layout.pp - 1
     loss = loss_bytes(columns) * (1 + columns.model.extra_heads)
-    loss = np.where(last, np.maximum(loss, depth_bytes(columns)), 0.0)
+    loss = np.where(last, np.maximum(loss, depth_bytes(columns)) + gathered.at_the_loss, 0.0)
     most, at_the_end, at_the_start = (in_flight(columns, stage) * share for share in crowded.T)
     ends = 2 * element_bytes(columns) * tokens(columns) * columns.model.hidden
     kept = kept + np.where((columns.software.keeps_stage_ends > 0) & (columns.layout.pp > 1), ends, 0.0)
     # interleaved, sends overlap: an output on its way, the next input, a gradient that has come
     passing = np.where(columns.layout.vpp > 1, 3 * stream_bytes(columns), 0.0)
     at_the_start = np.where(columns.layout.vpp > 1, at_the_start, most - 1)
-    lookup = np.where(stage == 0, at_the_start * kept + lookup_bytes(columns), 0.0)
+    working = working + gathered.at_work
+    lookup = np.where(stage == 0, at_the_start * kept + lookup_bytes(columns) + gathered.at_work, 0.0)
     found = np.maximum(most * kept + working, at_the_end * kept + np.maximum(working, loss))
     return np.maximum(found, lookup) + passing, most * kept
 

@@ -5,17 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from models.kernels import fusions_on
 from models.shapes import GPTShape
 from models.sizes import sizes
 from parallel.config import PrecisionConfig
 from parallel.stages import layers_per_chunk
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import RunConfig, batch_schedule
+from training.config.run_config import RunConfig, batch_schedule, kernel_setting
 from training.config.train_config import TrainConfig
 from training.memory.cases import MemoryCase, MemoryColumns
 from training.memory.layouts import ZERO, Candidate, Recompute
 from training.memory.offloaded_modules import encoded
 from training.memory.software import OURS, Software, sharded
+
+LOGIT_BYTES = 2
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -45,10 +48,20 @@ def columns_of(
     planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules
 ) -> MemoryColumns:
     model = sizes(shape, planned[0].config.model.seq_length)
-    programs = [program(each.config, modules) for each in planned]
+    programs = [
+        replace(program(each.config, modules), loss_bytes=loss_bytes(each.config, shape, modules)) for each in planned
+    ]
     return MemoryColumns(
         [MemoryCase(model=model, layout=layout, software=own) for layout, own in zip(layouts, programs, strict=True)]
     )
+
+
+def loss_bytes(config: RunConfig, shape: GPTShape, modules: Modules) -> int:
+    """``Software.loss_bytes``: Transformer Engine's cross entropy reads 16-bit logits, and overwrites them with their
+    gradient; a start that finds it wrong takes the plain one (models/layers/cross_entropy.py), and holds more."""
+    setting = kernel_setting(config, shape, modules.cuda, modules.transformer_engine)
+    fused = "cross_entropy_loss_fusion" in fusions_on(config.kernels, setting)
+    return LOGIT_BYTES if fused and not config.train.cross_entropy_chunk_tokens else OURS.loss_bytes
 
 
 def program(config: RunConfig, modules: Modules) -> Software:

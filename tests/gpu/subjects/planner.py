@@ -30,6 +30,11 @@ def planner(run: SubjectRun) -> None:
 def calibrated(run: SubjectRun) -> Cluster:
     """As ``python -m tools.plan calibrate`` writes it: a minute of products, a copy, and, of several GPUs, links."""
     text = run.measured("calibration", len(run.machine.gpus), card_products=run.sizes.card_products)[0]
+    return loaded_cluster(run, text)
+
+
+def loaded_cluster(run: SubjectRun, text: str) -> Cluster:
+    """A cluster file's, of this subject or of an earlier one."""
     run.note("cluster", text)
     with tempfile.TemporaryDirectory(prefix="triplane-cluster-") as folder:
         path = Path(folder, "measured.toml")

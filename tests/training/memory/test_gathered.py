@@ -8,18 +8,20 @@ from models.sizes import sizes
 from training.memory.cases import MemoryCase, MemoryColumns
 from training.memory.gathered import gathered_bytes
 from training.memory.layouts import Candidate
+from training.memory.peak import stage_memory
 from training.memory.software import OURS, sharded
 from training.memory.states import BlockStack
 
 
-def gathered(name: str, layout: Candidate, stage: int = 0) -> float:
+def gathered(name: str, layout: Candidate, stage: int = 0, *, at_the_loss: bool = False) -> float:
     shape = named(name)
     stack = BlockStack(shape)
     held, blocks = stack.held(layout, stage), stack.blocks(layout)[stage]
     case = MemoryCase(model=sizes(shape, 4096), layout=layout, software=sharded(OURS, layout.zero))
     one = np.ones(1)
     parts = held.dense * one, held.expert * one
-    return float(gathered_bytes(MemoryColumns([case]), stage * one, parts, blocks.plain + blocks.mixtures * one)[0])
+    found = gathered_bytes(MemoryColumns([case]), stage * one, parts, blocks.plain + blocks.mixtures * one)
+    return float((found.at_the_loss if at_the_loss else found.at_work)[0])
 
 
 TABLE = 128256 * 4096
@@ -31,7 +33,7 @@ BLOCK = (8_030_261_248 - 2 * TABLE) / 32
     [
         # Whole weights, the next block's buffer and gradients, in 16 bits; the output layer's gradients in fp32.
         (Candidate(dp=8, zero=3), 0, 6 * BLOCK + 4 * TABLE),
-        (Candidate(dp=8, zero=2), 0, 4 * BLOCK + 4 * TABLE),  # weights are counted as such
+        (Candidate(dp=8, zero=2), 0, 2 * BLOCK + 4 * TABLE),  # weights are counted as such, and not gathered again
         (Candidate(dp=4, pp=2, zero=3), 0, 10 * BLOCK),  # another block's gradients
         # The output layer and its gradient, beside the last block's buffer, are more than that.
         (Candidate(dp=8, zero=3, precision="fp32"), 0, 4 * BLOCK + 8 * TABLE),
@@ -41,6 +43,20 @@ BLOCK = (8_030_261_248 - 2 * TABLE) / 32
 )
 def test_units_of_llama(layout: Candidate, stage: int, expected: float) -> None:
     assert gathered("llama3_8b", layout, stage) == pytest.approx(expected, rel=1e-3)
+
+
+def test_no_gradients_of_blocks_are_there_while_the_loss_is_computed() -> None:
+    """The output layer and its gradient, beside the last block's buffer; nothing is added up with a later moment."""
+    layout = Candidate(dp=8, zero=3)
+    assert gathered("llama3_8b", layout, at_the_loss=True) == pytest.approx(4 * TABLE + 2 * BLOCK, rel=1e-3)
+    shape, one = named("llama3_8b"), np.ones(1)
+    parts = []
+    for zero in (1, 3):
+        layout = Candidate(dp=64, zero=zero, microbatches=2)  # type: ignore[arg-type]
+        case = MemoryCase(model=sizes(shape, 8192), layout=layout, software=sharded(OURS, zero))
+        found = stage_memory(MemoryColumns([case]), [BlockStack(shape)], [layout], [0])
+        parts.append(found.activations)
+    assert parts[1] - parts[0] == pytest.approx((4 * TABLE + 2 * BLOCK) * one, rel=1e-3)
 
 
 def test_tied_embeddings_stay_whole() -> None:

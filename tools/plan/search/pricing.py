@@ -20,7 +20,7 @@ from training.memory.cases import Column
 from training.memory.layouts import Candidate, Zero
 from training.memory.offloaded_modules import encoded
 from training.memory.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE, SAFE_SHARE, PeakBytes, memory
-from training.memory.planned import kept_state
+from training.memory.planned import LOGIT_BYTES, kept_state
 from training.memory.software import OURS, Software, sharded
 from training.memory.states import BlockStack, HeldParameters, states
 
@@ -197,6 +197,8 @@ def asked_program(question: PlanRequest, precision: str, zero: Zero) -> Software
     away = 0 if on_cpu(question.cluster) else question.cpu_offloading_num_layers
     modules = 0 if on_cpu(question.cluster) else encoded(question.offload_modules)
     share = question.activation_offload_fraction
+    if pieces == math.inf and precision not in ("fp16", "fp32") and not on_cpu(question.cluster):
+        own = replace(own, loss_bytes=LOGIT_BYTES)  # kernels.cross_entropy_loss_fusion is on by default
     own = replace(own, offloaded_blocks=away, offloaded_modules=modules, offloaded_module_share=share)
     return sharded(replace(own, loss_chunk_tokens=pieces, compiled=question.compile, **kept), zero)
 

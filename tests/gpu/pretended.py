@@ -1,0 +1,104 @@
+"""On one card: one rank of a job whose other ranks do not exist, by a fake process group: its seconds and its bytes.
+
+Nothing is sent, so that a step's time is what this rank computes: no collective is waited for, and no pipeline is
+empty. All else is the run's own: groups, model, DDP or FSDP, optimizer, schedule with its microbatches in flight.
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from data.loader import Batch
+from models.layers import cross_entropy
+from models.resolve import resolve
+from parallel import groups
+from parallel.groups import Ranks
+from parallel.launch import Identity
+from tests.gpu.arrivals import filled
+from tests.gpu.measured_models import loaded
+from tools.benchmark.step.one_rank import RandomTokens
+from tools.plan.calibrate.measure import wait
+from training.batches import context_slice
+from training.config.run_config import RunConfig
+from training.memory.measured import CardPeak, MeasuredBytes, counted, modules_of, staying
+from training.memory.predicted import of_stage
+from training.progress import Progress
+from training.step import StepRequests
+from training.train import build_parts, one_step
+
+WARMUP_STEPS = 2
+"""The first allocates the optimizer's moments, and the allocator asks CUDA for memory."""
+
+
+class OwnTokens(RandomTokens):
+    """A context rank's piece of each sample."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks, vocab_size: int) -> None:
+        super().__init__(config, vocab_size, dp=ranks.layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
+        self.ranks = ranks
+
+    def next(self, seq_length: int) -> list[Batch | None]:
+        """Batch tensors are [b, s/cp]."""
+        return [batch and context_slice(batch, self.ranks) for batch in super().next(seq_length)]
+
+
+def measure(identity: Identity, text: str, job_size: int, rank: int | None, steps: int) -> dict[str, Any]:
+    """Of a recipe's text: the median step after two that warm up, and bytes at the peak of all.
+
+    ``measured`` is the allocator's, ``predicted`` the same tensors of this rank's stage. The peak of building does not
+    count: ZeRO-3 builds whole weights. rank: the one that is played; None: this process is one of ``job_size`` ranks
+    that do exist (a test holds a played one against these).
+    """
+    config = loaded(text)
+    if rank is not None:
+        identity = replace(identity, rank=rank, world_size=job_size)
+    shape, times_s = resolve(config.model, None), []
+    with group(config, identity, played=rank is not None) as ranks:
+        chunks, optim = build_parts(config, shape, ranks)
+        stream, progress, peak = OwnTokens(config, ranks, shape.vocab_size), Progress(), CardPeak(ranks.device)
+        torch.cuda.reset_peak_memory_stats(ranks.device)
+        for number in range(WARMUP_STEPS + steps):
+            peak.before_step(number)
+            began = time.perf_counter()
+            progress, result = one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
+            wait(ranks.device)
+            times_s.append(time.perf_counter() - began)
+            peak.after_step(number)
+        held = counted(chunks, optim)
+        found = MeasuredBytes(*map(float, held), *peak.read(held.total, staying(chunks, held)))
+        expected = of_stage(config, job_size, shape, modules_of(ranks), ranks.at.pp)
+    return {
+        "stage": expected.stage,
+        "loss": result.loss,
+        "updated": not result.skipped,
+        "step_s": statistics.median(times_s[WARMUP_STEPS:]),
+        "slowest_step_s": max(times_s[WARMUP_STEPS:]),
+        "measured": found._asdict() | {"total": found.total},
+        "predicted": {name: getattr(expected, name) for name in (*held._fields, "activations", "tensors")},
+    }
+
+
+@contextlib.contextmanager
+def group(config: RunConfig, identity: Identity, *, played: bool) -> Iterator[Ranks]:
+    """The run's groups: fake ones, or those of ranks that exist."""
+    layout, graphs = config.layout(identity.world_size), config.kernels.graphs
+    if not played:
+        with groups.start(
+            layout, identity, device="cuda", seed=1, timeout_minutes=5, parallel=config.parallel, graphs=graphs
+        ) as ranks:
+            yield ranks
+        return
+    with groups.pretend(layout, identity, device="cuda", parallel=config.parallel, graphs=graphs) as ranks, filled():
+        vars(cross_entropy)["disproof"] = believed
+        yield ranks
+
+
+def believed(*_: object) -> str:
+    """In place of ``disproof``, to which sums over a vocabulary whose other parts do not exist are wrong: Transformer
+    Engine's cross entropy runs wherever a real rank would try it."""
+    return ""
