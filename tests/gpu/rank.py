@@ -12,7 +12,9 @@ from parallel import cuda_environment, launch, local_ranks
 from parallel.untrusted import read_json
 from tests.gpu.measured_models import loaded
 
-MEASUREMENTS = ("specs", "losses", "observe", "portable", "steps", "products", "calibration", "stall")
+MEASUREMENTS = (
+    "specs", "losses", "observe", "portable", "steps", "products", "calibration", "stall", "one_side", "step_profile",
+)  # fmt: skip
 
 
 def main(path: str) -> int:
