@@ -1,8 +1,6 @@
 """On a rank: training steps of one program's model, timed alike for each program: rates, memory, losses."""
 
-import dataclasses
 import importlib
-import os
 import statistics
 import time
 from collections.abc import Callable

@@ -61,7 +61,9 @@ def steps(job: Job) -> Iterator[Callable[[], float]]:
     yield step
 
 
-def forward(batches: Iterator[Batch], chunk: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]]:
+def forward(
+    batches: Iterator[Batch], chunk: Any
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]]:
     """Losses of a microbatch's tokens, and what makes its loss of them."""
     batch = next(batches)
     losses = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
