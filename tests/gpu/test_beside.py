@@ -115,11 +115,12 @@ def test_one_sides_failure_is_one_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("te, capability", [(None, (9, 0)), ("2.19.0", (8, 0))])
 def test_rows_that_a_card_or_its_libraries_cannot_do(te: str | None, capability: tuple[int, int]) -> None:
     run = SubjectRun(machine=card(te=te, capability=capability), sizes=SIZES["card"])
+    model = beside.model_of(run)
     for name, own in beside.ROWS.items():
         cannot = own.needs_te if te is None else own.precision.fp8 is not None
         if cannot:
             with pytest.raises(UnrunError, match=r"Transformer Engine is not installed|no fp8 tensor cores"):
-                beside.one_row(run, name, own, beside.model_of(run))
+                beside.one_row(run, name, own, model)
 
 
 @pytest.mark.parametrize("memory_gib, least", [(79.0, 4), (139.0, 12)])
@@ -139,9 +140,10 @@ def toy() -> RunConfig:
     return dataclasses.replace(beside.model_of(run), precision=PrecisionConfig(dtype="fp32"))
 
 
+@pytest.mark.campaign
 def test_plain_pytorch_trains_the_same_model() -> None:
     """The same weights, samples, clipping and AdamW, in fp32; llama3_tiny has grouped queries."""
-    given = {"text": dump(toy()), "warmup_steps": 1, "steps": 3, "device": "cpu"}
+    given: dict[str, Any] = {"text": dump(toy()), "warmup_steps": 1, "steps": 3, "device": "cpu"}
     plain, own = (processes.ranks_of("one_side", side=side, **given)[0] for side in ("plain_pytorch", "triplane"))
     assert plain["losses"] == pytest.approx(own["losses"], rel=1e-5)
     assert len(set(own["losses"])) == 4 and own["losses"][-1] < own["losses"][0] - 0.05
@@ -232,7 +234,7 @@ def test_a_profiles_seconds_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) 
         StepSpan("forward", 1, 0, 2.0, 3.5),
         StepSpan("update", None, None, 4, 5),
     ]
-    found = step_profile.found_in(STEP, Measured(step_s=9.0, spans=tuple(spans)), "cuda") | {"layers": 8}
+    found = step_profile.found_in(STEP, Measured(step_s=9.0, spans=spans), "cuda") | {"layers": 8}
     assert found["kinds"] == {"idle": 4.5, "matrix products": 4.0, "communication": 1.0, "copies": 0.5}
     assert found["gaps"] == {"count": 3, "total_s": 4.5, "longest_s": 3.0}
     assert found["passes"] == {"forward": 2.5, "update": 1.0, "step": 9.0}

@@ -71,7 +71,7 @@ def forward(
 
 
 def mean_of(mask: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """As Megatron-LM's loss_func; what is told is a copy, since megatron-core divides the loss in place."""
+    """As Megatron-LM's loss_func; what is reported is a copy, since megatron-core divides the loss in place."""
     mean = (losses.float() * mask).sum() / mask.sum()
     return mean, {"loss": mean.detach().clone()}
 

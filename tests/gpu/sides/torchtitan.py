@@ -51,8 +51,11 @@ def lines(printed: str) -> list[tuple[float, float, float]]:
 
 def beside() -> Any:
     """torchtitan's recipe llama3_8b with fewer layers, compiled, nothing recomputed, on the texts that it brings."""
-    from torchtitan.config import CompileConfig
-    from torchtitan.models.llama3.config_registry import llama3_8b, llama3_debugmodel
+    from torchtitan.config import CompileConfig  # type: ignore[import-not-found]
+    from torchtitan.models.llama3.config_registry import (  # type: ignore[import-not-found]
+        llama3_8b,
+        llama3_debugmodel,
+    )
 
     asked, config, small = json.loads(os.environ[REQUEST]), llama3_8b(), llama3_debugmodel()
     config.model_spec.model.layers = config.model_spec.model.layers[: asked["layers"]]

@@ -35,8 +35,8 @@ def one_row(run: SubjectRun, name: str) -> None:
     run.say(*lines(name, found))
     if found["kernels"]:
         first = list(found["kinds"].items())[:3]
-        told = ", ".join(f"{kind} {share(spent, found)}" for kind, spent in first)
-        run.headline += f"{'; ' if run.headline else ''}{name} {found['window_s']:.3f} s: {told}"
+        parts = ", ".join(f"{kind} {share(spent, found)}" for kind, spent in first)
+        run.headline += f"{'; ' if run.headline else ''}{name} {found['window_s']:.3f} s: {parts}"
     else:
         run.say(f"{name}: the trace has no kernels: CUPTI could record none")
 
