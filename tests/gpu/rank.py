@@ -16,6 +16,7 @@ from tests.gpu.measured_models import loaded
 
 MEASUREMENTS = (
     "specs", "losses", "observe", "portable", "steps", "products", "calibration", "stall", "layers", "pretended",
+    "one_side", "step_profile",
 )  # fmt: skip
 
 

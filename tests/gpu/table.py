@@ -5,8 +5,8 @@ from typing import Any, Literal
 from tests.gpu.runner import Subject
 
 SubjectName = Literal[
-    "environment", "layers", "trainings", "specs", "layouts", "fp8", "tests", "throughput", "planner", "memory",
-    "savings", "fusions", "checkpoint", "planned_layouts",
+    "environment", "layers", "trainings", "specs", "layouts", "fp8", "tests", "throughput", "beside", "planner",
+    "memory", "savings", "fusions", "checkpoint", "planned_layouts", "profile",
 ]  # fmt: skip
 
 
@@ -24,6 +24,10 @@ SUBJECTS = (
     row("fp8", "modules", 30, "losses in fp8 and fp4 against bf16, step by step", timed=False),
     row("tests", "modules", 40, "pytest -m gpu", timed=False),
     row("throughput", "throughput", 90, "an 8B-shaped model at 8,192 tokens, in bf16, fp8 and fp4"),
+    row(
+        "beside", "beside", 60, "the same step in plain PyTorch, in Megatron's GPTModel, and in whole programs",
+        reads=("throughput",),
+    ),
     row("planner", "planner", 45, "predicted against measured steps, calibrated on this card", reads=("throughput",)),
     row("memory", "memory", 50, "predicted against measured memory of three architectures"),
     row("savings", "savings", 60, "each switch that saves memory, off and on: time, memory, equality"),
@@ -33,5 +37,6 @@ SUBJECTS = (
         "planned_layouts", "planned_layouts", 60, "one rank of 64 or 256 played on one GPU, against the planner",
         reads=("planner",),
     ),
+    row("profile", "profile", 20, "what a step's time goes to on the GPU, kind by kind and kernel by kernel"),
 )
-"""The least that all of them need is less than half of 20 minutes: what one does not take, the next may."""
+"""The least that all of them need is little more than half of 20 minutes: what one does not take, the next may."""

@@ -15,10 +15,12 @@ from training.cli import parse
 from training.config.train_config import TrainConfig
 
 
-def test_both_sides_train_the_same_model_on_the_same_tokens() -> None:
+@pytest.mark.parametrize("groups", [4, 2])
+def test_both_sides_train_the_same_model_on_the_same_tokens(groups: int) -> None:
     config = one_rank.configuration(
         num_layers=2, hidden_size=32, heads=4, ffn_hidden_size=48, vocab_size=128, seq_length=16
     )
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, num_query_groups=groups))
     ours, plain = one_rank.alternate([one_rank.ours, one_rank.plain], config, steps=3)
     losses = [[timing.loss for timing in side] for side in (ours, plain)]
     assert len(losses[0]) == 3

@@ -3,26 +3,14 @@
 Nothing of the checkout is changed. Its index builder in C++ is the installed megatron-core's, so it compiles nothing.
 """
 
-import importlib.util
 import runpy
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.sides.megatron_lm import use_installed_helpers
+
 CHECKOUT = Path(sys.argv[1])
-HELPERS = "megatron.core.datasets.helpers_cpp"
-
-
-def use_installed_helpers() -> None:
-    """Without an import of the installed megatron-core."""
-    (path,) = Path(sysconfig.get_paths()["purelib"], "megatron/core/datasets").glob("helpers_cpp*.so")
-    spec = importlib.util.spec_from_file_location(HELPERS, path)
-    assert spec and spec.loader
-    sys.modules[HELPERS] = helpers = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(helpers)
-
-
 use_installed_helpers()
 sys.path.insert(0, str(CHECKOUT))
 sys.argv = [str(CHECKOUT / "pretrain_gpt.py"), *sys.argv[2:]]

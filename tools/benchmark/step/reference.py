@@ -1,7 +1,7 @@
 """A Llama-like model and its training step in plain PyTorch: the yardstick, as one would write it by hand.
 
-Shape letters: b samples, s sequence, n heads, d head width, h hidden, f feed-forward width, v vocabulary.
-Weights have the layout (queries, keys and values lie head by head in one matrix) and the initial values of
+Shape letters: b samples, s sequence, g query groups, d head width, h hidden, f feed-forward width, v vocabulary.
+Weights have the layout (a group's queries, key and value lie side by side in one matrix) and the initial values of
 ``models/``, so that both sides compute the same losses; a test holds them to that.
 """
 
@@ -14,21 +14,24 @@ from models.shapes import GPTShape
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention with rotary positions."""
+    """Causal attention of grouped queries (arXiv:2305.13245) with rotary positions."""
 
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()
-        self.head_dim = shape.kv_channels
-        self.linear_qkv = nn.Linear(shape.hidden_size, 3 * shape.query_size, bias=False)
+        self.head_dim, self.groups = shape.kv_channels, shape.num_query_groups
+        self.queries = shape.num_attention_heads // shape.num_query_groups
+        width = self.groups * (self.queries + 2) * self.head_dim
+        self.linear_qkv = nn.Linear(shape.hidden_size, width, bias=False)
         self.linear_proj = nn.Linear(shape.query_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""
         b, s, _ = x.shape
-        qkv = self.linear_qkv(x).view(b, s, -1, 3, self.head_dim).permute(3, 0, 2, 1, 4)  # [3, b, n, s, d]
-        query, key, value = qkv.unbind()
+        qkv = self.linear_qkv(x).view(b, s, self.groups, self.queries + 2, self.head_dim)
+        parts = qkv.split((self.queries, 1, 1), dim=3)
+        query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in parts)  # [b, heads, s, d]
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.queries > 1)
         return self.linear_proj(out.transpose(1, 2).reshape(b, s, -1))
 
 
@@ -75,6 +78,7 @@ class PlainGPT(nn.Module):
         angles = torch.outer(torch.arange(seq_length), frequencies)
         self.register_buffer("cos", angles.cos().repeat(1, 2))  # [s, d]
         self.register_buffer("sin", angles.sin().repeat(1, 2))
+        self.mean_loss = mean_loss
         initialise(self, shape, seed)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -82,12 +86,16 @@ class PlainGPT(nn.Module):
         x = self.word_embeddings(tokens)
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
-        logits = self.output_layer(self.final_layernorm(x))
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return self.mean_loss(self.output_layer(self.final_layernorm(x)), labels)
+
+
+def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """[b, s, v], [b, s] -> nats per token."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE (arXiv:2104.09864) of [b, n, s, d]; channel i turns with i + d/2. cos, sin: [s, d]."""
+    """RoPE (arXiv:2104.09864) of [b, heads, s, d]; channel i turns with i + d/2. cos, sin: [s, d]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
