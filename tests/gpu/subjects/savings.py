@@ -33,6 +33,10 @@ PREDICTED_WITHOUT = ("compile",)
 """training/memory predicts what the run holds without it: what it saves is shown."""
 BOUND = 0.05
 """Largest difference of measured from predicted bytes that a switch may add to that of the run without it."""
+TO_THE_HOST = ("activations on the host", "modules on the host", "state on the host")
+"""Whose rows show that the feature was on: bytes in the host's memory."""
+OFFLOADING = {"NVTE_CPU_OFFLOAD_V1": "1"}
+"""What parallel/cuda_environment.py sets where a driver answers; an emulated device has none."""
 ROW_S = 20.0
 MIB = 2**20
 
@@ -52,7 +56,8 @@ def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> Non
     config = with_fields(base, SAVINGS[name])
     if found := config.problems(len(run.machine.gpus)):
         raise UnrunError(found[0])
-    without, with_it = (refused_or_run(run, each, known, {}) for each in (base, config))
+    environ = OFFLOADING if config.train.fine_grained_activation_offloading else {}
+    without, with_it = refused_or_run(run, base, known, {}), refused_or_run(run, config, known, environ)
     row = compared(without, with_it)
     off, on = (each["measured"]["total"] / each["predicted"]["tensors"] - 1 for each in (without, with_it))
     run.numbers["rows"][name] = row | {"off": without, "on": with_it, "off_predicted": off, "on_predicted": on}
@@ -61,6 +66,9 @@ def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> Non
     saved = {each: -one["bytes"] for each, one in run.numbers["rows"].items()}
     best = max(saved, key=lambda each: saved[each])
     run.headline = f"{len(saved)} compared; {best} saves most, {size(saved[best])}"
+    moved = with_it["measured"]["host"] - without["measured"]["host"]
+    if name in TO_THE_HOST and not moved > 0:
+        run.problem(f"{name}: no bytes more in the host's memory than without it: the switch did nothing")
     if name not in OWN_LOSSES and not row["loss"] <= LOSS_BOUND:
         run.problem(f"{name}: losses differ by {row['loss']:.1e}, more than {LOSS_BOUND:.0e}")
     if name not in PREDICTED_WITHOUT and not abs(on - off) <= BOUND:
