@@ -40,6 +40,8 @@ def specs(run: SubjectRun) -> None:
         families = Families(run=run, names=list(CASES), results=Path(folder, "results.jsonl"))
         for name in CASES:
             run.part(name, lambda name=name: one_spec(run, name, families.of(name)))  # type: ignore[misc]
+    agree = sum(not beyond_bounds(name, row) for name, row in run.numbers["rows"].items())
+    run.headline = f"{agree} of {len(CASES)} agree"
 
 
 def one_spec(run: SubjectRun, name: str, row: dict[str, Any]) -> None:
@@ -48,7 +50,12 @@ def one_spec(run: SubjectRun, name: str, row: dict[str, Any]) -> None:
     if "error" in row:
         raise RuntimeError(row["error"])
     run.say(f"{name}: logits {row['logits']:.1e}, worst gradient {row['gradient']:.1e} ({row['worst']})")
-    run.problem(*beyond(row, SPEC_BOUNDS[name.partition("-")[0]], name))
+    run.problem(*beyond_bounds(name, row))
+
+
+def beyond_bounds(name: str, row: dict[str, Any]) -> list[str]:
+    """One line for each number of a row above the bound of its dtype, and for its error."""
+    return [row["error"]] if "error" in row else beyond(row, SPEC_BOUNDS[name.partition("-")[0]], name)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,8 +89,10 @@ class Families:
     def _found(self) -> dict[str, dict[str, Any]]:
         """By name; without the last line where its process ended within it."""
         text = self.results.read_text() if self.results.exists() else ""
-        rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return {row.pop("name"): row for row in rows}
+        whole = text[: text.rfind("\n") + 1]
+        if text != whole:  # or the next process would continue that line
+            self.results.write_text(whole)
+        return {row.pop("name"): row for row in map(json.loads, whole.splitlines())}
 
 
 def beyond(found: Mapping[str, float], bounds: Mapping[str, float], what: str) -> list[str]:
