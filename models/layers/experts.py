@@ -22,7 +22,7 @@ def expert_output(linear: type[nn.Module]) -> type[nn.Module]:
     class ExpertOutput(linear):  # type: ignore[misc,valid-type]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            if isinstance(self.bias, nn.Parameter):  # without one Transformer Engine has an empty tensor
+            if self.bias is not None:  # Transformer Engine has an empty tensor for none
                 self.bias.sequence_parallel = False
 
         def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

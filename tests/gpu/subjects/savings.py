@@ -14,6 +14,7 @@ SAVINGS: dict[str, Mapping[str, Value]] = {
     "activations on the host": {"train.cpu_offloading_num_layers": 2},
     "modules on the host": {
         "train.fine_grained_activation_offloading": True, "train.offload_modules": ("core_attn", "attn_proj"),
+        "train.min_offloaded_tensor_size": 1024,
     },
     "compile": {"train.compile": True},
     "recompute mlp": {"train.recompute_granularity": "selective", "train.recompute_modules": ("mlp",)},
