@@ -57,6 +57,8 @@ def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> Non
     config = with_fields(base, SAVINGS[name])
     if found := config.problems(len(run.machine.gpus)):
         raise UnrunError(found[0])
+    if name == "activations on the host":
+        some_leave(base)
     environ = OFFLOADING if config.train.fine_grained_activation_offloading else {}
     without, with_it = refused_or_run(run, base, known, {}), refused_or_run(run, config, known, environ)
     row = compared(without, with_it)
@@ -74,3 +76,13 @@ def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> Non
         run.problem(f"{name}: losses differ by {row['loss']:.1e}, more than {LOSS_BOUND:.0e}")
     if name not in PREDICTED_WITHOUT and not abs(on - off) <= BOUND:
         run.problem(f"{name}: measured is {on:+.1%} off the prediction, without it {off:+.1%}: more than {BOUND:.0%}")
+
+
+def some_leave(base: RunConfig) -> None:
+    """Raises UnrunError where all tensors are too small to leave the GPU, which the prediction does not know."""
+    from models.layers.offload import LEAST_BYTES
+
+    shape = measured_models.shape_of(base)
+    largest = 2 * base.model.seq_length * max(shape.hidden_size, 2 * shape.ffn_hidden_size)
+    if largest < LEAST_BYTES:
+        raise UnrunError(f"its largest tensor has {size(largest)}, and below {size(LEAST_BYTES)} all stay on the GPU")
