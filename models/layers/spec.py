@@ -71,7 +71,7 @@ class PortableProvider(LocalSpecProvider):
         return SDPAttention
 
     def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> Any:
-        return sequential_experts()
+        return sequential_experts(self)
 
 
 def has_transformer_engine(device: torch.device) -> bool:
@@ -87,9 +87,16 @@ def provider(device: torch.device, documents: bool = False) -> BackendSpecProvid
     if has_transformer_engine(device):
         from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 
-        backend = TESpecProvider()
+        backend = with_own_experts(TESpecProvider())
         return with_own_attention(backend) if documents else backend
     return PortableProvider()
+
+
+def with_own_experts(backend: BackendSpecProvider) -> BackendSpecProvider:
+    """Where experts are not multiplied together, ours: mcore's fail with biases."""
+    together = backend.grouped_mlp_modules
+    backend.grouped_mlp_modules = lambda grouped: together(grouped) if grouped else sequential_experts(backend)
+    return backend
 
 
 def with_own_attention(backend: BackendSpecProvider) -> BackendSpecProvider:

@@ -1,5 +1,9 @@
 """On a rank: the model of Transformer Engine's modules against our own, on the same weights."""
 
+import json
+import os
+import traceback
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -33,21 +37,47 @@ MODEL = ModelConfig(
 MODELS = {"dense": MODEL} | {name: ModelConfig(shape=name, seq_length=256) for name in TINY}
 
 
-def measure(identity: Identity, device: Literal["cpu", "cuda"] = "cuda") -> dict[str, Any]:
-    """Largest relative differences of logits and of any gradient by dtype and model: each in fp32, one in bf16.
+CASES: dict[str, tuple[Literal["fp32", "bf16"], str]] = {
+    **{f"fp32-{name}": ("fp32", name) for name in MODELS},
+    "bf16-dense": ("bf16", "dense"),
+}
+"""Row -> dtype and model. bf16 rounds a router's input, so that some tokens go to other experts: that would say nothing
+about modules."""
 
-    bf16 rounds a router's input, so that some tokens go to other experts: that would say nothing about modules.
+
+def measure(identity: Identity, names: list[str], results: str, device: Literal["cpu", "cuda"] = "cuda") -> None:
+    """Largest relative differences of logits and of any gradient, a line of JSON each as soon as it is there; of a case
+    that fails, its error.
+
     fp32 needs NVIDIA_TF32_OVERRIDE=0 in the environment: Transformer Engine would use TF32.
     """
-    found: dict[str, Any] = {"fp32": {}, "bf16": {}}
-    with groups.start(layout_of(ParallelConfig(), 1), identity, device=device, seed=1, timeout_minutes=5) as ranks:
-        for dtype, names in (("fp32", list(MODELS)), ("bf16", ["dense"])):
-            precision = PrecisionConfig(dtype=dtype)  # type: ignore[arg-type]
-            for name in names:
-                theirs = outputs(provider(ranks.device), precision, ranks, MODELS[name])
-                ours = outputs(PortableProvider(), precision, ranks, MODELS[name])
-                found[dtype][name] = differences(theirs, ours)
-    return found
+    start = groups.start(layout_of(ParallelConfig(), 1), identity, device=device, seed=1, timeout_minutes=5)
+    with start as ranks, Path(results).open("a") as file:
+        for name in names:
+            found = compared(ranks, *CASES[name])
+            print(json.dumps({"name": name} | found), file=file, flush=True)
+            if "error" in found:
+                end_where_poisoned(ranks.device)
+
+
+def compared(ranks: Ranks, dtype: Literal["fp32", "bf16"], name: str) -> dict[str, Any]:
+    """``differences``, or the error."""
+    precision = PrecisionConfig(dtype=dtype)
+    try:
+        theirs = outputs(provider(ranks.device), precision, ranks, MODELS[name])
+        return differences(theirs, outputs(PortableProvider(), precision, ranks, MODELS[name]))
+    except Exception as error:  # the other families are still worth their time
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def end_where_poisoned(device: torch.device) -> None:
+    """After an error of CUDA every later call fails, in another case's name; the process's own end may hang."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(1)
 
 
 def outputs(

@@ -333,13 +333,19 @@ def test_a_switch_must_save_what_is_predicted_and_keep_losses(monkeypatch: pytes
             return step_numbers(total=8.0, tensors=7.5, losses=[7.0, 7.5])
         return step_numbers(total=11.0, tensors=10.0)
 
-    monkeypatch.setattr(fusions, "steps_of", steps_of)
+    def with_host(run: SubjectRun, config: RunConfig, environ: dict[str, str]) -> dict[str, Any]:
+        found = steps_of(run, config, environ)
+        moves = config.train.cpu_offloading_num_layers or config.optimizer.optimizer_cpu_offload
+        return found | {"measured": found["measured"] | {"host": 1.0 if moves else 0.0}}
+
+    monkeypatch.setattr(fusions, "steps_of", with_host)
     run = run_on(card())
     savings.savings(run)
     assert run.numbers["rows"].keys() == savings.SAVINGS.keys() - {"compile"}
     assert any(line.startswith("compile: not run: no compiler") for line in run.lines)
     assert run.problems == [
         "activations on the host: losses differ by 1.5e-02, more than 5e-03",
+        "modules on the host: no bytes more in the host's memory than without it: the switch did nothing",
         "recompute full: measured is -8.3% off the prediction, without it +10.0%: more than 5%",
     ]
     assert run.headline == "7 compared; recompute full saves most, 0.00 MiB"

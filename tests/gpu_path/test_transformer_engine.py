@@ -4,6 +4,7 @@ Compared with our modules on one CPU rank: fp32 to 1e-5, 16 bits, fp8 and fp4 to
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,24 @@ def test_it_trains_as_our_modules_do(
     train_and_compare(te_device, on_the_cpu, tmp_path, layout, shape, order)
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("shape", TINY)
-def test_every_family_is_sharded_as_our_modules_are(
-    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, shape: str
+def families() -> Iterator[Any]:
+    """Shape, layout and kernels.moe_grouped_gemm: each family on one rank and on two; with experts, both ways."""
+    for shape, model in TINY.items():
+        split = "tp2spetp1" if model.num_moe_experts and model.fc_bias else "tp2sp"  # biases of experts split: refused
+        for layout in ("", split):
+            for grouped in ("on", "off") if model.num_moe_experts else ("auto",):
+                short = (shape, layout, grouped) == ("gpt_oss_tiny", "", "off")
+                marks = [] if short else [pytest.mark.campaign]
+                yield pytest.param(shape, layout, grouped, marks=marks, id="-".join([shape, layout or "one", grouped]))
+
+
+@pytest.mark.parametrize("shape, layout, grouped", families())
+def test_every_family_trains_and_is_sharded_as_our_modules_are(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, shape: str, layout: str, grouped: str
 ) -> None:
     """By weights too: a token that a rounding error sends to another expert is 2 % of that expert's moments."""
-    layout = "tp2spetp1" if shape == "gpt_oss_tiny" else "tp2sp"  # biases of experts that are split: refused
-    train_and_compare(te_device, on_the_cpu, tmp_path, layout, shape, "random", both=STEADY)
+    flags = ("--kernels.moe_grouped_gemm", grouped)
+    train_and_compare(te_device, on_the_cpu, tmp_path, layout, shape, "random", *flags, both=STEADY)
 
 
 @pytest.mark.campaign

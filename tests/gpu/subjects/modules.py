@@ -1,8 +1,13 @@
 """Transformer Engine's modules against ours, fp8 and fp4 against bf16, and the tests that need a GPU."""
 
 import importlib.util
+import json
 import sys
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from tests.gpu import processes
 from tests.gpu.subject_run import SubjectRun, UnrunError
@@ -21,18 +26,74 @@ FP32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 """Real fp32 products from every library: Transformer Engine would otherwise use TF32 (10 bits)."""
 
 
+SPEC_S = 15.0
+"""A process's start and one model."""
+
+
 def specs(run: SubjectRun) -> None:
-    """Logits and every gradient of both on the same weights: several architectures in fp32, one in bf16."""
+    """Logits and every gradient of both on the same weights: a row for each architecture in fp32, one in bf16."""
+    from tests.gpu.specs import CASES
+
     if not run.machine.has_te:
         raise UnrunError("transformer-engine is not installed (pip install --no-build-isolation -e '.[te]')")
-    (found,) = run.measured("specs", environ=FP32)
-    run.numbers = found
-    for dtype, bounds in SPEC_BOUNDS.items():
-        for model, row in found[dtype].items():
-            what = f"{dtype}, {model}"
-            gradient = f"worst gradient {row['gradient']:.1e} ({row['worst']})"
-            run.say(f"{what}: logits {row['logits']:.1e}, {gradient}")
-            run.problem(*beyond(row, bounds, what))
+    run.numbers["rows"] = {}
+    with tempfile.TemporaryDirectory(prefix="triplane-specs-") as folder:
+        families = Families(run=run, names=list(CASES), results=Path(folder, "results.jsonl"))
+        for name in CASES:
+            run.part(name, lambda name=name: one_spec(run, name, families.of(name)))  # type: ignore[misc]
+    agree = sum(not beyond_bounds(name, row) for name, row in run.numbers["rows"].items())
+    run.headline = f"{agree} of {len(CASES)} agree"
+
+
+def one_spec(run: SubjectRun, name: str, row: dict[str, Any]) -> None:
+    """A line; a problem where they are too far apart. Raises RuntimeError where the family failed."""
+    run.numbers["rows"][name] = row
+    if "error" in row:
+        raise RuntimeError(row["error"])
+    run.say(f"{name}: logits {row['logits']:.1e}, worst gradient {row['gradient']:.1e} ({row['worst']})")
+    run.problem(*beyond_bounds(name, row))
+
+
+def beyond_bounds(name: str, row: dict[str, Any]) -> list[str]:
+    """One line for each number of a row above the bound of its dtype, and for its error."""
+    return [row["error"]] if "error" in row else beyond(row, SPEC_BOUNDS[name.partition("-")[0]], name)
+
+
+@dataclass(kw_only=True, slots=True)
+class Families:
+    """What one process computes for many rows. A process that ends loses what comes after: that has a new one."""
+
+    run: SubjectRun
+    names: list[str]
+    results: Path
+
+    def of(self, name: str) -> dict[str, Any]:
+        """Its row, measured together with those behind it. Raises RuntimeError where the process ended in it."""
+        if name in (found := self._found()):
+            return found[name]
+        if self.run.left_s < SPEC_S:
+            self.run.late.append(name)
+            raise UnrunError("no time left")
+        failure = self._measure([each for each in self.names[self.names.index(name) :] if each not in found])
+        if name in (found := self._found()):
+            return found[name]
+        raise RuntimeError(failure)
+
+    def _measure(self, names: list[str]) -> str:
+        """How the process failed; empty: it did not."""
+        try:
+            self.run.measured("specs", environ=FP32, names=names, results=str(self.results))
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    def _found(self) -> dict[str, dict[str, Any]]:
+        """By name; without the last line where its process ended within it."""
+        text = self.results.read_text() if self.results.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if text != whole:  # or the next process would continue that line
+            self.results.write_text(whole)
+        return {row.pop("name"): row for row in map(json.loads, whole.splitlines())}
 
 
 def beyond(found: Mapping[str, float], bounds: Mapping[str, float], what: str) -> list[str]:

@@ -14,6 +14,7 @@ SAVINGS: dict[str, Mapping[str, Value]] = {
     "activations on the host": {"train.cpu_offloading_num_layers": 2},
     "modules on the host": {
         "train.fine_grained_activation_offloading": True, "train.offload_modules": ("core_attn", "attn_proj"),
+        "train.min_offloaded_tensor_size": 1024,
     },
     "compile": {"train.compile": True},
     "recompute mlp": {"train.recompute_granularity": "selective", "train.recompute_modules": ("mlp",)},
@@ -33,6 +34,10 @@ PREDICTED_WITHOUT = ("compile",)
 """training/memory predicts what the run holds without it: what it saves is shown."""
 BOUND = 0.05
 """Largest difference of measured from predicted bytes that a switch may add to that of the run without it."""
+TO_THE_HOST = ("activations on the host", "modules on the host", "state on the host")
+"""Whose rows show that the feature was on: bytes in the host's memory."""
+OFFLOADING = {"NVTE_CPU_OFFLOAD_V1": "1"}
+"""What parallel/cuda_environment.py sets where a driver answers; an emulated device has none."""
 ROW_S = 20.0
 MIB = 2**20
 
@@ -52,7 +57,10 @@ def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> Non
     config = with_fields(base, SAVINGS[name])
     if found := config.problems(len(run.machine.gpus)):
         raise UnrunError(found[0])
-    without, with_it = (refused_or_run(run, each, known, {}) for each in (base, config))
+    if name == "activations on the host":
+        some_leave(base)
+    environ = OFFLOADING if config.train.fine_grained_activation_offloading else {}
+    without, with_it = refused_or_run(run, base, known, {}), refused_or_run(run, config, known, environ)
     row = compared(without, with_it)
     off, on = (each["measured"]["total"] / each["predicted"]["tensors"] - 1 for each in (without, with_it))
     run.numbers["rows"][name] = row | {"off": without, "on": with_it, "off_predicted": off, "on_predicted": on}
@@ -61,7 +69,20 @@ def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> Non
     saved = {each: -one["bytes"] for each, one in run.numbers["rows"].items()}
     best = max(saved, key=lambda each: saved[each])
     run.headline = f"{len(saved)} compared; {best} saves most, {size(saved[best])}"
+    moved = with_it["measured"]["host"] - without["measured"]["host"]
+    if name in TO_THE_HOST and not moved > 0:
+        run.problem(f"{name}: no bytes more in the host's memory than without it: the switch did nothing")
     if name not in OWN_LOSSES and not row["loss"] <= LOSS_BOUND:
         run.problem(f"{name}: losses differ by {row['loss']:.1e}, more than {LOSS_BOUND:.0e}")
     if name not in PREDICTED_WITHOUT and not abs(on - off) <= BOUND:
         run.problem(f"{name}: measured is {on:+.1%} off the prediction, without it {off:+.1%}: more than {BOUND:.0%}")
+
+
+def some_leave(base: RunConfig) -> None:
+    """Raises UnrunError where all tensors are too small to leave the GPU, which the prediction does not know."""
+    from models.layers.offload import LEAST_BYTES
+
+    shape = measured_models.shape_of(base)
+    largest = 2 * base.model.seq_length * max(shape.hidden_size, 2 * shape.ffn_hidden_size)
+    if largest < LEAST_BYTES:
+        raise UnrunError(f"its largest tensor has {size(largest)}, and below {size(LEAST_BYTES)} all stay on the GPU")
