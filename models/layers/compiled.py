@@ -67,7 +67,7 @@ class Compiler:
 
     def _of_kind(self, kind: type[nn.Module]) -> Function:
         if kind not in self.functions:
-            options = self.options if self.backend == "inductor" else None
+            options: Any = self.options if self.backend == "inductor" else None
             limit: dict[str, Any] = OWN_LIMIT if HAS_OWN_LIMIT else {}
             self.functions[kind] = torch.compile(kind.forward, backend=self.backend, options=options, **limit)
         return self.functions[kind]
