@@ -1,4 +1,4 @@
-# make demo | test | test-all | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | against-megatron | faults | oracle | soak | monitoring.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | test-all | versions | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | against-megatron | faults | oracle | soak | monitoring.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 WORKERS ?= 2
@@ -13,7 +13,7 @@ BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12
 TE_VERSION := $(shell sed -n 's/^te = .*==\([0-9.]*\)".*/\1/p' pyproject.toml)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension against-megatron faults oracle soak monitoring bench-data clean
+.PHONY: demo test test-all versions setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension against-megatron faults oracle soak monitoring bench-data clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -24,6 +24,10 @@ test: setup .te/.ready
 # With the campaigns: every family, every layout; hours.
 test-all: setup .te/.ready te-extension
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --campaign
+
+# A part of the suite with the oldest and the newest torch of pyproject.toml's range; about 6 GB each, the first time.
+versions: setup .te/.ready .venv-oldest/.ready .venv-newest/.ready
+	$(PYTHON) -m tests.versions .venv-oldest .venv-newest
 
 setup: $(READY)
 
@@ -85,6 +89,21 @@ monitoring: setup
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
+# Versions come from constraints.txt, but for torch and what it brings. No editable install: run from the checkout.
+# The packages of pyproject.toml and of the extras named behind it, but for torch.
+LISTED := python3 -c 'import sys, tomllib; \
+	project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; \
+	listed = project["dependencies"] + [one for extra in sys.argv[1:] for one in extras[extra]]; \
+	print(*(one.replace(" ", "") for one in listed if not one.startswith(("torch", "triplane"))), sep="\n")'
+BROUGHT := ^(torch|triton|setuptools|cuda-[a-z]+|nvidia-(cu|nccl|nv).*)==
+.venv-oldest/.ready .venv-newest/.ready: .venv-%/.ready: pyproject.toml constraints.txt | $(READY)
+	@test -n "$(BASE_PYTHON)" || { echo "Triplane needs Python 3.12 (python3.12 on the PATH, or pyenv's 3.12): none was found." >&2; exit 1; }
+	$(BASE_PYTHON) -m venv .venv-$*
+	grep -vE '$(BROUGHT)' constraints.txt > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-$*/constraints.txt --upgrade \
+		"$$($(PYTHON) -m tools.versions --torch $*)" $$($(LISTED) data eval mlflow test)
+	touch $@
+
 # Transformer Engine, and einops, which it imports, without its compiled extension, which tests/gpu_path stands in for. Not in .venv: only processes that
 # emulate are to find it.
 .te/.ready: pyproject.toml | $(READY)
@@ -111,17 +130,21 @@ monitoring: setup
 # Nothing of the container's is replaced: every version that it has (as far as it is a PEP 440 one) is a constraint.
 # `pip list`, since `pip freeze` names what was installed from a local wheel (NVIDIA's torch) by file, not by version.
 PIP_INSTALL := python3 -m pip install --quiet --disable-pip-version-check
+MANAGED := import os, pathlib, sys, sysconfig; \
+	marked = pathlib.Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists() and sys.prefix == sys.base_prefix; \
+	sys.exit(1 if marked and not os.environ.get("PIP_BREAK_SYSTEM_PACKAGES") else 0)
+REFUSED := The image reserves its Python packages for its own package manager (EXTERNALLY-MANAGED), and some that Triplane needs are missing: python3 -m tools.versions names them. To install them beside the image's, which stay as they are: PIP_BREAK_SYSTEM_PACKAGES=1 make ... VENV=system
 PEP440 := ([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9.]+)?
+# What is there already is not asked for: neither a registry nor the right to install is needed then.
 .venv-system-checked: pyproject.toml
-	set -e -o pipefail; installed=$$(mktemp); trap 'rm -f "$$installed"' EXIT; \
+	@set -e -o pipefail; if python3 -m tools.versions --extras data test > /dev/null 2>&1; then exit 0; fi; \
+	python3 -c '$(MANAGED)' || { echo "$(REFUSED)" >&2; exit 1; }; \
+	installed=$$(mktemp); trap 'rm -f "$$installed"' EXIT; \
 	python3 -m pip list --disable-pip-version-check --format=freeze | grep -iE '^[a-z0-9._-]+==$(PEP440)$$' > "$$installed"; \
-	$(PIP_INSTALL) --constraint "$$installed" --no-deps megatron-core==0.19.2; \
-	$(PIP_INSTALL) --constraint "$$installed" $$(python3 -c 'import tomllib; \
-		project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; \
-		listed = project["dependencies"] + extras["data"] + extras["test"]; \
-		print(*(one for one in listed if not one.startswith(("torch", "megatron-core", "triplane"))))')
+	$(PIP_INSTALL) --constraint "$$installed" --no-deps $$($(LISTED) data test | grep ^megatron-core); \
+	$(PIP_INSTALL) --constraint "$$installed" $$($(LISTED) data test | grep -v ^megatron-core)
 	python3 -m tools.versions
 	touch $@
 
 clean:
-	rm -rf .te .te-extension .venv .venv-docs .venv-system-checked build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .te .te-extension .venv .venv-oldest .venv-newest .venv-docs .venv-system-checked build *.egg-info .pytest_cache .mypy_cache .ruff_cache

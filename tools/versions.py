@@ -1,4 +1,5 @@
-"""Check the installed versions against what Triplane has been run with; ``make setup VENV=system`` calls it.
+"""Check the installed versions against what Triplane has been run with; ``make setup VENV=system`` calls it, and
+``make versions`` asks it which torch the ends of the range are.
 
 Reads package metadata only: nothing is imported, so it answers on a login node.
 """
@@ -36,11 +37,27 @@ def problems(requirements: list[str]) -> tuple[list[str], list[str]]:
     return found, untested
 
 
+def torch_at(end: str, requirements: list[str]) -> str:
+    """What pip is asked for: the "oldest" minor version of torch in the range, or the "newest"."""
+    whole = next(one for one in map(Requirement, requirements) if one.name == "torch")
+    if end == "newest":
+        return str(whole)
+    [least] = [one.version for one in whole.specifier if one.operator == ">="]
+    return f"torch=={least}.*"
+
+
 def main() -> int:
     """Exit code 1 where something is missing or a pin is broken; a version that has not been run is only said."""
-    argparse.ArgumentParser(prog="python -m tools.versions", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tools.versions", description=__doc__)
+    parser.add_argument("--extras", nargs="*", default=[], help="of pyproject.toml, which are to be there, too")
+    parser.add_argument("--torch", choices=("oldest", "newest"), help="print what pip is asked for, and end")
+    args = parser.parse_args()
     project = read_toml(ROOT / "pyproject.toml")["project"]
-    found, untested = problems(project["dependencies"])
+    if args.torch:
+        print(torch_at(args.torch, project["dependencies"]))
+        return 0
+    extras = [one for extra in args.extras for one in project["optional-dependencies"][extra]]
+    found, untested = problems(project["dependencies"] + [one for one in extras if not one.startswith("triplane")])
     if sys.version_info[:2] != (3, 12):
         found.append(f"Python {sys.version_info.major}.{sys.version_info.minor}: expected 3.12")
     print("\n".join(found + untested) or "all versions are in the range that has been run")

@@ -7,6 +7,7 @@ and checkpoints stay as they are; so do hooks of a layer, which run around its c
 """
 
 import contextlib
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,12 @@ MOST_VARIANTS = 64
 """Of one function: layers that differ in shape or kind, sizes that change. Beyond it, it runs as it is written."""
 KEPT_RECORDS = 4096
 """Compilations that torch remembers (64 by itself) until training.metrics.compilation has read them."""
+
+OWN_LIMIT = {"recompile_limit": MOST_VARIANTS, "isolate_recompiles": True}
+"""Arguments of torch.compile from torch 2.12 or 2.13 on."""
+HAS_OWN_LIMIT = OWN_LIMIT.keys() <= inspect.signature(torch.compile).parameters.keys()
+"""Whether kinds that inherit one forward do not count, and name, each other's compilations. Where they do, they share
+Dynamo's limit."""
 
 
 class Compiler:
@@ -60,15 +67,9 @@ class Compiler:
 
     def _of_kind(self, kind: type[nn.Module]) -> Function:
         if kind not in self.functions:
-            options = self.options if self.backend == "inductor" else None
-            # Isolated: kinds that inherit one forward do not count, and name, each other's compilations.
-            self.functions[kind] = torch.compile(  # type: ignore[call-overload]  # torch 2.13's overloads lack two
-                kind.forward,
-                backend=self.backend,
-                options=options,
-                recompile_limit=MOST_VARIANTS,
-                isolate_recompiles=True,
-            )
+            options: Any = self.options if self.backend == "inductor" else None
+            limit: dict[str, Any] = OWN_LIMIT if HAS_OWN_LIMIT else {}
+            self.functions[kind] = torch.compile(kind.forward, backend=self.backend, options=options, **limit)
         return self.functions[kind]
 
 
@@ -117,6 +118,8 @@ def _prepare_dynamo() -> None:
     dynamo.config.ignore_logging_functions.add(warnings.warn)
     dynamo.config.skip_nnmodule_hook_guards = False
     set_compilation_metrics_limit(KEPT_RECORDS)
+    if not HAS_OWN_LIMIT:
+        dynamo.config.recompile_limit = MOST_VARIANTS
 
 
 def _with_plain_strides(hidden: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ to the last digit is attention in blocks (models/layers/blockwise_attention.py),
 with that once, on a small example; where it differs or fails, a line says so and it is not used.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import cast
@@ -132,6 +133,8 @@ def _with_gradients(attend: Callable[..., Tensor], inputs: list[Tensor], grad: T
 
 
 def _torchs() -> Kernel:
-    from torch.nn.attention.varlen import varlen_attn  # torch 2.10 has the first, which knows fewer arguments
+    from torch.nn.attention.varlen import varlen_attn
 
+    if "enable_gqa" not in inspect.signature(varlen_attn).parameters:  # torch 2.11: heads that share keys, unasked
+        return lambda *rows, enable_gqa, **settings: cast(Tensor, varlen_attn(*rows, **settings))
     return cast(Kernel, varlen_attn)  # which returns more only where it is asked to

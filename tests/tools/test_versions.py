@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import pytest
 
-from tools.versions import problems
+from tools.versions import problems, torch_at
 
 
 def test_what_is_missing_or_out_of_range_is_named() -> None:
@@ -20,3 +20,9 @@ def test_a_containers_build_suffix_does_not_count(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0a0+nv26.11")
     assert problems(["torch>=2.13,<2.14"]) == ([], [])
     assert problems(["torch>=2.14"])[1] != []
+
+
+def test_the_ends_of_the_range_are_those_of_the_requirement() -> None:
+    requirements = ["numpy>=2", "torch<2.16,>=2.11"]
+    assert torch_at("oldest", requirements) == "torch==2.11.*"
+    assert torch_at("newest", requirements) == "torch<2.16,>=2.11"

@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include <ATen/ATen.h>
+#include <torch/version.h>
 #include <cmath>
 
 using at::Tensor;
@@ -136,7 +137,11 @@ Document document(int64_t i, const Tensor &q, const Tensor &k, const Tensor &v, 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> rows(
     const Tensor &q, const Tensor &k, const Tensor &v, const MaybeTensor &starts_q, const MaybeTensor &starts_k,
     c10::SymInt, c10::SymInt, double dropout, bool causal, bool, MaybeScale scale, MaybeInt left, MaybeInt right,
-    const MaybeTensor &, const MaybeTensor &, const MaybeTensor &, std::optional<int64_t>) {
+    const MaybeTensor &, const MaybeTensor &
+#if TORCH_VERSION_MINOR >= 13
+    , const MaybeTensor &, std::optional<int64_t>
+#endif
+) {
   bool known = dropout == 0 && starts_q && starts_q->defined() && q.dim() == 3;
   TORCH_CHECK(known, "emulated CUDA device: _flash_attention_forward with dropout or without rows");
   Tensor output = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());

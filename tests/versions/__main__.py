@@ -1,0 +1,82 @@
+"""``make versions``: the part of the suite that touches what torch changes between versions, in each environment given.
+
+    python -m tests.versions .venv-oldest .venv-newest
+
+Prints a table (torch, passed, failed, seconds); exit code 1 where a test failed, or none ran. 5 minutes on 2 cores.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+PART = (
+    "tests/test_imports.py",
+    "tests/models/test_compiled.py",
+    "tests/models/test_packed.py",
+    "tests/parallel/test_fsdp.py",
+    "tests/parallel/test_in_place.py",
+    "tests/parallel/test_uneven.py",
+    "tests/training/checkpoint/test_pickle.py",
+    "tests/training/checkpoint/test_checkpoint_layouts.py",
+    "tests/tools/test_reshard_dcp.py",
+    "tests/gpu_path/test_device.py",
+    "tests/gpu_path/test_training.py::test_a_gpu_trains_as_a_cpu_does",
+)
+"""Imports, compilation, packed attention, shards and collectives, checkpoints of one layout loaded in another, torch's
+own checkpoints, and the emulated device: its operators, and trainings beside the CPU's."""
+
+
+class Outcome(NamedTuple):
+    """Of one environment."""
+
+    torch: str
+    passed: int
+    failed: int
+    seconds: float
+
+
+def run(environment: Path) -> Outcome:
+    """The part in one environment, whose output goes to the terminal."""
+    python = environment.absolute() / "bin" / "python"
+    version = _answer(python, "import torch; print(torch.__version__)")
+    print(f"\ntorch {version} ({environment.name})", flush=True)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.xml"
+        command = [python, "-m", "pytest", *PART, "-p", "no:cacheprovider", f"--junit-xml={results}"]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        passed, failed = _counted(results) if results.is_file() else (0, 0)
+    return Outcome(version, passed, failed or int(code != 0), time.monotonic() - start)
+
+
+def _answer(python: Path, program: str) -> str:
+    return subprocess.run([python, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _counted(results: Path) -> tuple[int, int]:
+    """Tests that (passed, failed) of pytest's XML; skipped ones are neither."""
+    [suite] = ElementTree.parse(results).getroot().iter("testsuite")
+    count = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    failed = count["failures"] + count["errors"]
+    return count["tests"] - failed - count["skipped"], failed
+
+
+def main() -> int:
+    """Exit code 1 where a test failed in any environment, or none ran."""
+    parser = argparse.ArgumentParser(prog="python -m tests.versions", description=__doc__)
+    parser.add_argument("environments", nargs="+", type=Path, metavar="ENVIRONMENT", help="folders of Python")
+    outcomes = [run(environment) for environment in parser.parse_args().environments]
+    print(f"\n{'torch':<16}{'passed':>8}{'failed':>8}{'seconds':>9}")
+    for one in outcomes:
+        print(f"{one.torch:<16}{one.passed:>8}{one.failed:>8}{one.seconds:>9.0f}")
+    return int(any(one.failed or not one.passed for one in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
