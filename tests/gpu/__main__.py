@@ -78,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def chosen(job: ProveGpu) -> list[Subject]:
     """In the table's order."""
-    names = {*job.subjects, *(name for one in job.slices for name in SLICES[one].subjects)} or set(get_args(SubjectName))
+    names = {*job.subjects, *(name for one in job.slices for name in SLICES[one].subjects)} or set(
+        get_args(SubjectName)
+    )
     return [subject for subject in SUBJECTS if subject.name in {"environment", *names}]
 
 
@@ -132,7 +134,9 @@ def batched(subjects: Sequence[Subject], *, together: bool) -> list[list[Subject
     return [*([at_once] if at_once else []), *([each] for each in subjects if each not in at_once)]
 
 
-def run_all(batch: Sequence[Subject], job: ProveGpu, report: Report, budget: Budget, following: Sequence[Subject]) -> Any:
+def run_all(
+    batch: Sequence[Subject], job: ProveGpu, report: Report, budget: Budget, following: Sequence[Subject]
+) -> Any:
     """Each subject of a batch with its record, as it ends."""
 
     def task(subject: Subject) -> dict[str, Any]:

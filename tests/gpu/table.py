@@ -25,7 +25,10 @@ SUBJECTS = (
     row("tests", "modules", 40, "pytest -m gpu", timed=False),
     row("throughput", "throughput", 90, "an 8B-shaped model at 8,192 tokens, in bf16, fp8 and fp4"),
     row(
-        "beside", "beside", 60, "the same step in plain PyTorch, in Megatron's GPTModel, and in whole programs",
+        "beside",
+        "beside",
+        60,
+        "the same step in plain PyTorch, in Megatron's GPTModel, and in whole programs",
         reads=("throughput",),
     ),
     row("planner", "planner", 45, "predicted against measured steps, calibrated on this card", reads=("throughput",)),
@@ -34,7 +37,10 @@ SUBJECTS = (
     row("fusions", "fusions", 60, "each field of the kernels section, off and on: time, memory, equality"),
     row("checkpoint", "checkpoint", 40, "how long training stands still, against a copy to pinned memory"),
     row(
-        "planned_layouts", "planned_layouts", 60, "one rank of 64 or 256 played on one GPU, against the planner",
+        "planned_layouts",
+        "planned_layouts",
+        60,
+        "one rank of 64 or 256 played on one GPU, against the planner",
         reads=("planner",),
     ),
     row("profile", "profile", 20, "what a step's time goes to on the GPU, kind by kind and kernel by kernel"),

@@ -289,7 +289,10 @@ def test_ctrl_c_leaves_what_was_found(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(report["subjects"]) == ["environment", "succeed", "have_rows"]
     interrupted = report["subjects"]["have_rows"]
     assert interrupted["problems"] == ["interrupted"]
-    assert {name: row["verdict"] for name, row in interrupted["rows"].items()} == {"first": "passed", "second": "failed"}
+    assert {name: row["verdict"] for name, row in interrupted["rows"].items()} == {
+        "first": "passed",
+        "second": "failed",
+    }
     assert "2 passed" in path.with_suffix(".html").read_text()
     monkeypatch.delenv("HANGING_ROW")
     code, report = proved(tmp_path, CARD, subject("have_rows"), resume=True)
