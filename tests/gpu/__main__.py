@@ -3,9 +3,9 @@
 python -m tests.gpu [--minutes 20] [--subjects specs throughput] [--only bf16] [--size tiny] [--resume]
 python -m tests.gpu --slices speed --output FOLDER --resume
 
-Each subject has a process of its own: one that crashes or hangs is reported, and the others are run. No network is used,
-nor git, a virtual environment or an installation of this project: PYTHONPATH may say where megatron-core and the rest
-lie. Send the two files back.
+Each subject has a process of its own: one that crashes or hangs is reported, and the others are run. No network is
+used, nor git, a virtual environment or an installation of this project: PYTHONPATH may say where megatron-core and
+other packages lie. Send the two files back.
 """
 
 import os
@@ -45,7 +45,7 @@ class ProveGpu:
     """Named sets of subjects that fit a machine which is there for minutes (docs/benchmarks.md)."""
 
     only: tuple[str, ...] = ()
-    """Rows to run, by name or pattern ("fp8*"), also those that have passed; empty: all. Others are kept by --resume."""
+    """Rows to run, by name or pattern ("fp8*"), also those that have passed; empty: all. --resume keeps the others."""
 
     minutes: float | None = None
     """Of the whole script, shared by what is chosen: 20, or what the slices need. A subject that would not fit is

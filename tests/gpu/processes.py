@@ -1,7 +1,7 @@
 """Processes of their own for what may crash or hang: a limit for each, and the end of what it printed.
 
-Importing torch, megatron-core and Transformer Engine takes some 8 seconds. A process that has done so, and has not touched
-CUDA, can fork others that use it (``preload``); where that does not work, each is a new process.
+Importing torch, megatron-core and Transformer Engine takes some 8 seconds. A process that has done so, and has not
+touched CUDA, can fork others that use it (``preload``); where that does not work, each is a new process.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class Child:
             time.sleep(POLL_S)
 
     def ended(self, *, stopped: bool = False) -> Ended:
-        """Kills what is left of it. stopped: it had not ended by itself."""
+        """Kills its session. stopped: it had not ended by itself."""
         self.kill()
         self.output.seek(0)
         text = self.output.read().decode(errors="replace")
@@ -89,7 +89,7 @@ class Child:
 
 def start(command: Sequence[str], environ: Mapping[str, str]) -> Child:
     """A new process. environ: on top of this one's."""
-    output = tempfile.TemporaryFile()
+    output = tempfile.TemporaryFile()  # noqa: SIM115 (Child closes it)
     process = subprocess.Popen(
         command, cwd=ROOT, env=dict(os.environ, **environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
@@ -99,7 +99,7 @@ def start(command: Sequence[str], environ: Mapping[str, str]) -> Child:
 
 def fork(work: Callable[[], int], environ: Mapping[str, str]) -> Child:
     """A fork of this process, which ends with what ``work`` returns."""
-    output, parent = tempfile.TemporaryFile(), os.getpid()
+    output, parent = tempfile.TemporaryFile(), os.getpid()  # noqa: SIM115 (Child closes it)
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

@@ -107,7 +107,8 @@ def side_by_side(
     subjects: Sequence[Subject], task: Task, limit: Limit, at_once: int
 ) -> Iterator[tuple[Subject, dict[str, Any]]]:
     """Each with its record as it ends, ``at_once`` at a time. On Ctrl-C what has been found until then comes last."""
-    waiting, running, keyboard = list(subjects), [], None
+    waiting, keyboard = list(subjects), None
+    running: list[Running] = []
     with tempfile.TemporaryDirectory(prefix="triplane-prove-", ignore_cleanup_errors=True) as scratch:
         while waiting or running:
             try:

@@ -18,7 +18,7 @@ from tests.gpu.sizes import Sizes
 MARGIN_S = 5.0
 """What the subject keeps of its time, to say what its own processes had not the time for."""
 LONGEST_S = 180.0
-"""Of one measurement: it hangs after that. The slowest row, with Triton's and Inductor's compilation, takes a minute."""
+"""Of one measurement: after that it hangs. The slowest row, with compilation by Triton and Inductor, takes a minute."""
 
 
 class UnrunError(Exception):

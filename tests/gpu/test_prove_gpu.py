@@ -365,7 +365,7 @@ def test_what_fails_in_toy_size_gets_no_time(tmp_path: Path, capsys: pytest.Capt
 
 def test_slices_are_subjects_that_there_are() -> None:
     chosen = prove_gpu.chosen(prove_gpu.ProveGpu(slices=("speed",)))
-    assert [each.name for each in chosen][:3] == ["environment", "throughput", "planner"]
+    assert [each.name for each in chosen][:3] == ["environment", "throughput", "beside"]
     assert prove_gpu.minutes(prove_gpu.ProveGpu(slices=("speed",))) == SLICES["speed"].minutes
     assert len(prove_gpu.chosen(prove_gpu.ProveGpu())) == len(SUBJECTS)
     assert {name for one in SLICES.values() for name in one.subjects} | {"environment"} == set(get_args(SubjectName))

@@ -9,7 +9,6 @@ from tests.gpu.table import SUBJECTS
 from tests.gpu_path.emulator import ROOT, Emulation, run
 from tests.gpu_path.trainings import EXTENSION
 
-
 FORKABLE = "tests.gpu_path.forkable"
 
 

@@ -1,4 +1,4 @@
-"""Each of Transformer Engine's layers by itself: what is wrong with its library, its extension or a kernel shows here."""
+"""Transformer Engine's layers one by one: what is wrong with its library, its extension or a kernel shows here."""
 
 from functools import partial
 from typing import Any
