@@ -33,6 +33,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)
+    (folder / ".te").symlink_to(ROOT / ".te")  # which the emulation needs, not the program
     yield folder
     shutil.rmtree(folder)
 
