@@ -110,7 +110,8 @@ def prove(job: ProveGpu, subjects: Sequence[Subject], budget: Budget) -> int:
         for subject in others if not report.machine else ():
             report.add(subject, not_run("the machine is not known: environment failed"))
     finally:
-        report.end(budget)
+        if report.subjects:
+            report.end(budget)
     return report.exit_code
 
 

@@ -369,7 +369,10 @@ def test_slices_are_subjects_that_there_are() -> None:
     assert prove_gpu.minutes(prove_gpu.ProveGpu(slices=("speed",))) == SLICES["speed"].minutes
     assert len(prove_gpu.chosen(prove_gpu.ProveGpu())) == len(SUBJECTS)
     assert {name for one in SLICES.values() for name in one.subjects} | {"environment"} == set(get_args(SubjectName))
-    for one in SLICES.values():
+    page = Path(__file__).parents[2].joinpath("docs/benchmarks.md").read_text()
+    for name, one in SLICES.items():
+        subjects = ", ".join(f"`{subject}`" for subject in one.subjects)
+        assert f"| `{name}` | {subjects} | {one.minutes:g} |" in page
         assert sum(each.least_s for each in SUBJECTS if each.name in one.subjects and each.timed) < 60 * one.minutes
 
 
