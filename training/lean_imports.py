@@ -45,6 +45,7 @@ def _import_transformer_engine() -> None:
     on without it, at a fraction of the speed."""
     if importlib.util.find_spec(TRANSFORMER_ENGINE[0]) is None:
         return
+    importlib.import_module("torch")  # loads CUDA's libraries, which Transformer Engine then asks for by name
     try:
         importlib.import_module("transformer_engine.pytorch")
     except Exception as error:  # OSError, RuntimeError, FileNotFoundError, ImportError: as many as ways to install it

@@ -120,6 +120,8 @@ def _prepare_dynamo() -> None:
     set_compilation_metrics_limit(KEPT_RECORDS)
     if not HAS_OWN_LIMIT:
         dynamo.config.recompile_limit = MOST_VARIANTS
+        # torch 2.11 would write its settings as JSON into each record, cannot for this one, and loses the record
+        dynamo.utils._get_dynamo_config_for_logging = lambda: None
 
 
 def _with_plain_strides(hidden: Tensor) -> Tensor:
