@@ -1,5 +1,5 @@
-"""The slices of a first run on a GPU, rehearsed on the emulated device as they will be run: from copied files alone, without
-git, a virtual environment or plugins of pytest. With torch's oldest version, as containers have it:
+"""The slices of a first run on a GPU, rehearsed on the emulated device as they will be run: from copied files alone,
+without git, a virtual environment or plugins of pytest. With torch's oldest version, as containers have it:
 
     make versions; .venv-oldest/bin/python -m pytest --campaign tests/gpu_path/test_slices.py
 """
