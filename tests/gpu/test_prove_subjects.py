@@ -344,12 +344,12 @@ def test_a_switch_must_save_what_is_predicted_and_keep_losses(monkeypatch: pytes
     assert run.numbers["rows"].keys() == savings.SAVINGS.keys() - {"compile"}
     assert any(line.startswith("compile: not run: no compiler") for line in run.lines)
     assert run.problems == [
-        "activations on the host: losses differ by 1.5e-02, more than 5e-03",
-        "modules on the host: no bytes more in the host's memory than without it: the switch did nothing",
-        "recompute full: measured is -8.3% off the prediction, without it +10.0%: more than 5%",
+        "activations_on_the_host: losses differ by 1.5e-02, more than 5e-03",
+        "modules_on_the_host: no bytes more in the host's memory than without it: the switch did nothing",
+        "recompute_full: measured is -8.3% off the prediction, without it +10.0%: more than 5%",
     ]
-    assert run.headline == "7 compared; recompute full saves most, 0.00 MiB"
-    assert run.numbers["rows"]["recompute full"]["bytes"] == -5.5
+    assert run.headline == "7 compared; recompute_full saves most, 0.00 MiB"
+    assert run.numbers["rows"]["recompute_full"]["bytes"] == -5.5
 
 
 def test_a_stall_is_held_against_a_bare_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from tests.gpu_path.emulator import ROOT, Emulation, run
 from tests.gpu_path.trainings import EXTENSION
 
 FORKABLE = "tests.gpu_path.forkable"
+WITH_TE = (FORKABLE, EXTENSION, "tests.gpu_path.kernel_peaks")
+"""Transformer Engine emulated. The last leaves what emulated kernels compute with out of the peak of memory: with it
+savings' bf16_moments is 0.6 % off its prediction in toy size, without it 22 % (2026-11-28)."""
 
 
 def prove(output: Path, *flags: str, emulation: Emulation | None = None, devices: int = 1) -> str:
@@ -36,7 +39,7 @@ def test_nothing_of_an_emulated_device_is_written(tmp_path: Path) -> None:
 def test_every_subject_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Transformer Engine emulated, on two devices; nothing is left out. Five minutes where two cores are idle."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".te"))  # whose version counts as installed
-    printed = prove(tmp_path, "--minutes", "60", emulation=Emulation(hooks=(FORKABLE, EXTENSION)), devices=2)
+    printed = prove(tmp_path, "--minutes", "60", emulation=Emulation(hooks=WITH_TE), devices=2)
     verdicts = dict(re.findall(r"^  (\w+): (PASSED|FAILED|NOT RUN) \(", printed, re.MULTILINE))
     expected = dict.fromkeys([subject.name for subject in SUBJECTS], "PASSED")
     assert verdicts == expected, printed

@@ -17,8 +17,7 @@ import pytest
 
 from tests.gpu.slices import SLICES
 from tests.gpu_path.emulator import ROOT, Emulation, process_environment
-from tests.gpu_path.test_prove_gpu import FORKABLE
-from tests.gpu_path.trainings import EXTENSION
+from tests.gpu_path.test_prove_gpu import WITH_TE
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(3600)]
 DRIVER = '#!/bin/sh\ncase "$*" in *driver_version*) echo 580.95;; *) exit 1;; esac\n'
@@ -48,7 +47,7 @@ def prove(copied: Path, *flags: str, path: str = "") -> str:
         "TRIPLANE_COMMIT": "abc1234",
         "PATH": f"{path}:{os.environ['PATH']}",
     }
-    with Emulation(hooks=(FORKABLE, EXTENSION)).variables() as variables:
+    with Emulation(hooks=WITH_TE).variables() as variables:
         done = subprocess.run(
             [sys.executable, "-m", "tests.gpu", "--size", "tiny", *flags],
             cwd=copied, env=inherited | own | variables, capture_output=True, text=True, timeout=3000,

@@ -10,31 +10,31 @@ from training.memory.oom_candidates import Value, with_fields
 from training.memory.predicted import size
 
 SAVINGS: dict[str, Mapping[str, Value]] = {
-    "logits in pieces": {"train.cross_entropy_chunk_tokens": 1024},
-    "activations on the host": {"train.cpu_offloading_num_layers": 2},
-    "modules on the host": {
+    "logits_in_pieces": {"train.cross_entropy_chunk_tokens": 1024},
+    "activations_on_the_host": {"train.cpu_offloading_num_layers": 2},
+    "modules_on_the_host": {
         "train.fine_grained_activation_offloading": True, "train.offload_modules": ("core_attn", "attn_proj"),
         "train.min_offloaded_tensor_size": 1024,
     },
     "compile": {"train.compile": True},
-    "recompute mlp": {"train.recompute_granularity": "selective", "train.recompute_modules": ("mlp",)},
-    "recompute full": {
+    "recompute_mlp": {"train.recompute_granularity": "selective", "train.recompute_modules": ("mlp",)},
+    "recompute_full": {
         "train.recompute_granularity": "full", "train.recompute_method": "uniform", "train.recompute_num_layers": 1,
     },
-    "bf16 moments": {
+    "bf16_moments": {
         "optimizer.use_precision_aware_optimizer": True, "optimizer.exp_avg_dtype": "bf16",
         "optimizer.exp_avg_sq_dtype": "bf16",
     },
-    "state on the host": {"optimizer.optimizer_cpu_offload": True, "optimizer.optimizer_offload_fraction": 0.25},
+    "state_on_the_host": {"optimizer.optimizer_cpu_offload": True, "optimizer.optimizer_offload_fraction": 0.25},
 }  # fmt: skip
 """The last: a quarter, since Adam on a host's cores takes seconds for a billion parameters."""
-OWN_LOSSES = ("bf16 moments",)
+OWN_LOSSES = ("bf16_moments",)
 """Whose updates round otherwise: their losses are shown, not bound."""
 PREDICTED_WITHOUT = ("compile",)
 """training/memory predicts what the run holds without it: what it saves is shown."""
 BOUND = 0.05
 """Largest difference of measured from predicted bytes that a switch may add to that of the run without it."""
-TO_THE_HOST = ("activations on the host", "modules on the host", "state on the host")
+TO_THE_HOST = ("activations_on_the_host", "modules_on_the_host", "state_on_the_host")
 """Whose rows show that the feature was on: bytes in the host's memory."""
 OFFLOADING = {"NVTE_CPU_OFFLOAD_V1": "1"}
 """What parallel/cuda_environment.py sets where a driver answers; an emulated device has none."""
@@ -57,7 +57,7 @@ def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> Non
     config = with_fields(base, SAVINGS[name])
     if found := config.problems(len(run.machine.gpus)):
         raise UnrunError(found[0])
-    if name == "activations on the host":
+    if name == "activations_on_the_host":
         some_leave(base)
     environ = OFFLOADING if config.train.fine_grained_activation_offloading else {}
     without, with_it = refused_or_run(run, base, known, {}), refused_or_run(run, config, known, environ)
