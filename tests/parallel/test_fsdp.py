@@ -116,7 +116,8 @@ def _count(
     chunks, _ = train.build_parts(config, shape, ranks)
     one_pass(config, chunks, ranks)  # the first one also finds its root
     counts, copies, all_reduce = Counter[str](), ranks.pgs.inter_dist_opt, dist.all_reduce
-    for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"):
+    named = ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor")
+    for name in (name for name in named if hasattr(dist, name)):  # torch 2.11 has only the second of each
         setattr(dist, name, _counted(getattr(dist, name), name.split("_")[0], counts))
 
     def over_copies(*args: Any, **kwargs: Any) -> Any:
@@ -150,7 +151,8 @@ def _ahead(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
     for path, leaf in chunk.whole_parameters():
         if path.endswith("mlp.linear_fc2.weight"):
             leaf.register_hook(partial(note, f"backward {path.split('.')[2]}"))
-    dist.all_gather_single = _counted(dist.all_gather_single, "all", counts)
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    setattr(dist, name, _counted(getattr(dist, name), "all", counts))
     one_pass(config, chunks, ranks, 1)
     assert seen == {"forward 0": 4, "forward 1": 5, "backward 3": 7, "backward 1": 7}
 
