@@ -30,7 +30,8 @@ def test_collectives_that_do_not_match_are_named() -> None:
 
 def test_late_order_shows_a_missing_wait() -> None:
     """And eager order hides it, which is why each training runs in both."""
-    late = run([str(CHECKS / "order.py")], Emulation(order="late"))
+    patient = {"EMULATED_CUDA_LULL_MS": "60000"}  # a busy machine takes seconds to import what a meta kernel needs
+    late = run([str(CHECKS / "order.py")], Emulation(order="late", settings=patient))
     assert (late.returncode, late.stdout) == (0, "unwaited 1.0, waited 101.0\n"), late.stderr
     eager = run([str(CHECKS / "order.py")])
     assert (eager.returncode, eager.stdout) == (0, "unwaited 101.0, waited 101.0\n"), eager.stderr
