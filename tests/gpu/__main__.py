@@ -45,7 +45,8 @@ class ProveGpu:
     """Named sets of subjects that fit a machine which is there for minutes (docs/benchmarks.md)."""
 
     only: tuple[str, ...] = ()
-    """Rows to run, by name or pattern ("fp8*"), also those that have passed; empty: all. --resume keeps the others."""
+    """Rows to run, by name or pattern ("fp8*"), also those that have passed; empty: all. --resume keeps the others.
+    Subjects without rows are run whole."""
 
     minutes: float | None = None
     """Of the whole script, shared by what is chosen: 20, or what the slices need. A subject that would not fit is
@@ -105,7 +106,10 @@ def prove(job: ProveGpu, subjects: Sequence[Subject], budget: Budget) -> int:
             report.add(first, record)
         if report.machine:
             if problem := processes.preload(IMPORTED):
-                print(f"processes are started one by one, 8 s each, since none can be forked: {problem}", flush=True)
+                print(
+                    f"processes are started one by one, none can be forked: {problem}",
+                    flush=True,
+                )
             prove_others(job, [one for one in others if not is_done(one, job, report)], report, budget)
         for subject in others if not report.machine else ():
             report.add(subject, not_run("the machine is not known: environment failed"))

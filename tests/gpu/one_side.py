@@ -13,7 +13,6 @@ from models.flops import flops_per_token, peak_flops
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
-from tests.gpu import without_te
 from tests.gpu.measured_models import loaded
 from tests.gpu.sides.job import Job
 from tools.benchmark.step.one_rank import RandomTokens
@@ -24,18 +23,13 @@ Side = Literal["triplane", "plain_pytorch", "megatron_core"]
 
 
 def measure(
-    identity: Identity, text: str, side: Side, warmup_steps: int, steps: int, te: bool = True,
-    device: Literal["cpu", "cuda"] = "cuda",
-) -> dict[str, Any]:  # fmt: skip
+    identity: Identity, text: str, side: Side, warmup_steps: int, steps: int, device: Literal["cpu", "cuda"] = "cuda"
+) -> dict[str, Any]:
     """Of a recipe's text, data-parallel: the median of ``steps`` updates behind those that warm up.
 
-    Every step trains on the same random samples, so a loss that does not fall tells a fault. te: False leaves
-    Transformer Engine out of the process, as where it is not installed. Rates are a GPU's; bytes are the allocator's.
+    Every step trains on the same random samples, so a loss that does not fall tells a fault. Rates are a GPU's; bytes
+    are the allocator's.
     """
-    given = {"text": text, "side": side, "warmup_steps": warmup_steps, "steps": steps, "device": device}
-    if not te and without_te.is_wanted():
-        found: dict[str, Any] = without_te.measured(identity, given)
-        return found
     config = loaded(text)
     start = groups.start(
         config.layout(identity.world_size), identity, device=device, seed=config.train.seed, timeout_minutes=5,

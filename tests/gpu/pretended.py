@@ -6,7 +6,6 @@ empty. All else is the run's own: groups, model, DDP or FSDP, optimizer, schedul
 
 import contextlib
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,15 +20,13 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from tests.gpu.arrivals import filled
 from tests.gpu.measured_models import loaded
+from tests.gpu.steps import take
 from tools.benchmark.step.one_rank import RandomTokens
-from tools.plan.calibrate.measure import wait
 from training.batches import context_slice
 from training.config.run_config import RunConfig
-from training.memory.measured import CardPeak, MeasuredBytes, counted, modules_of, staying
+from training.memory.measured import Counted, modules_of
 from training.memory.predicted import of_stage
-from training.progress import Progress
-from training.step import StepRequests
-from training.train import build_parts, one_step
+from training.train import build_parts
 
 WARMUP_STEPS = 2
 """The first allocates the optimizer's moments, and the allocator asks CUDA for memory."""
@@ -57,29 +54,21 @@ def measure(identity: Identity, text: str, job_size: int, rank: int | None, step
     config = loaded(text)
     if rank is not None:
         identity = replace(identity, rank=rank, world_size=job_size)
-    shape, times_s = resolve(config.model, None), []
+    shape = resolve(config.model, None)
     with group(config, identity, played=rank is not None) as ranks:
         chunks, optim = build_parts(config, shape, ranks)
-        stream, progress, peak = OwnTokens(config, ranks, shape.vocab_size), Progress(), CardPeak(ranks.device)
         torch.cuda.reset_peak_memory_stats(ranks.device)
-        for number in range(WARMUP_STEPS + steps):
-            peak.before_step(number)
-            began = time.perf_counter()
-            progress, result = one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
-            wait(ranks.device)
-            times_s.append(time.perf_counter() - began)
-            peak.after_step(number)
-        held = counted(chunks, optim)
-        found = MeasuredBytes(*map(float, held), *peak.read(held.total, staying(chunks, held)))
+        taken = take(WARMUP_STEPS + steps, config, chunks, optim, OwnTokens(config, ranks, shape.vocab_size), ranks)
         expected = of_stage(config, job_size, shape, modules_of(ranks), ranks.at.pp)
+    times_s, result = taken.times_s[WARMUP_STEPS:], taken.results[-1]
     return {
         "stage": expected.stage,
         "loss": result.loss,
         "updated": not result.skipped,
-        "step_s": statistics.median(times_s[WARMUP_STEPS:]),
-        "slowest_step_s": max(times_s[WARMUP_STEPS:]),
-        "measured": found._asdict() | {"total": found.total},
-        "predicted": {name: getattr(expected, name) for name in (*held._fields, "activations", "tensors")},
+        "step_s": statistics.median(times_s),
+        "slowest_step_s": max(times_s),
+        "measured": taken.held._asdict() | {"total": taken.held.total},
+        "predicted": {name: getattr(expected, name) for name in (*Counted._fields, "activations", "tensors")},
     }
 
 

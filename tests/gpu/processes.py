@@ -1,6 +1,6 @@
 """Processes of their own for what may crash or hang: a limit for each, and the end of what it printed.
 
-Importing torch, megatron-core and Transformer Engine takes some 8 seconds. A process that has done so, and has not
+Importing torch, megatron-core and Transformer Engine takes seconds. A process that has done so, and has not
 touched CUDA, can fork others that use it (``preload``); where that does not work, each is a new process.
 """
 
@@ -187,12 +187,14 @@ def ranks_of(
     limit_s: float = 600,
     *,
     fresh: bool = False,
+    te: bool = True,
     **arguments: object,
 ) -> list[Any]:
     """What every rank of a measurement (a module of this package) found; each has processes of its own.
 
-    fresh: new ones, where libraries must read the environment as they are imported. Raises RuntimeError with the end of
-    the output where a rank failed or ``limit_s`` seconds were not enough.
+    fresh: new ones, where libraries must read the environment as they are imported. te: False leaves Transformer Engine
+    out, as where it is not installed: Megatron takes it once and for all, so these are new ones, too. Raises
+    RuntimeError with the end of the output where a rank failed or ``limit_s`` seconds were not enough.
     """
     import torch
 
@@ -200,8 +202,9 @@ def ranks_of(
 
     with tempfile.TemporaryDirectory(prefix="triplane-gpu-") as folder:
         task = Path(folder, "task.json")
-        task.write_text(json.dumps({"measurement": measurement, "world_size": world_size, "arguments": arguments}))
-        if FORKS and not fresh:
+        asked = {"measurement": measurement, "world_size": world_size, "te": te, "arguments": arguments}
+        task.write_text(json.dumps(asked))
+        if FORKS and te and not fresh:
             child = fork(partial(rank.forked, str(task)), environ or {})
         else:
             child = start([sys.executable, "-m", "tests.gpu.rank", str(task)], environ or {})

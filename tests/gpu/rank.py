@@ -13,6 +13,7 @@ from typing import Any
 from parallel import cuda_environment, launch, local_ranks
 from parallel.untrusted import read_json
 from tests.gpu.measured_models import loaded
+from training.lean_imports import TRANSFORMER_ENGINE
 
 MEASUREMENTS = (
     "specs", "losses", "observe", "portable", "steps", "products", "calibration", "stall", "layers", "pretended",
@@ -23,6 +24,9 @@ MEASUREMENTS = (
 def main(path: str) -> int:
     """In a new process. Returns the exit code of the first rank that failed."""
     task = read_json(Path(path))
+    if not task["te"]:
+        for package in TRANSFORMER_ENGINE:
+            sys.modules[package] = None  # type: ignore[assignment]  # as where it is not installed
     identity = launch.detect(os.environ)
     if identity is None and task["world_size"] > 1:
         return local_ranks.spawn_ranks(task["world_size"], [sys.executable, "-m", "tests.gpu.rank", path], os.environ)

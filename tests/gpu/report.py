@@ -39,24 +39,26 @@ class Report:
             return
         small = "" if self.size == "card" else f"-{self.size}"
         dated = f"gpu-{found.slug}-{machine['date'][:10]}{small}"
-        of_these_cards = f"gpu-{found.slug}-[0-9-]*{small}.json"
-        earlier = [path for path in self.folder.glob(of_these_cards) if path.stem.endswith("-tiny") == bool(small)]
-        if resume and earlier:
-            self.path = max(earlier, key=lambda path: path.stat().st_mtime)
-            self.keep(read_json(self.path))
+        of_these_cards = self.folder.glob(f"gpu-{found.slug}-20[0-9][0-9]-*.json")
+        earlier = [path for path in of_these_cards if path.stem.endswith("-tiny") == bool(small)]
+        newest = max(earlier, key=lambda path: path.stat().st_mtime, default=None)
+        if resume and newest and self.keep(newest):
+            self.path = newest
         else:
-            names = (dated, *(f"{dated}-{number}" for number in range(2, 100)))
+            names = (dated, *(f"{dated.removesuffix(small)}-{number}{small}" for number in range(2, 100)))
             self.path = next(path for name in names if not (path := self.folder / f"{name}.json").exists())
 
-    def keep(self, before: dict[str, Any]) -> None:
+    def keep(self, path: Path) -> bool:
         """What was found before, if by the same libraries: rows of another commit keep its name."""
+        before = read_json(path)
         if before["versions"] != self.machine["versions"]:
-            print(f"--resume: {self.path} is of other libraries: nothing of it is kept")
-            return
+            print(f"--resume: {path} is of other libraries: it stays as it is, and nothing of it is kept")
+            return False
         for record in before["subjects"].values():
             record.setdefault("commit", before["commit"])
         self.before = before["subjects"]
         self.subjects = dict(self.before)
+        return True
 
     def add(self, subject: Subject, record: dict[str, Any]) -> None:
         """A subject's record, printed and written; rows that were kept have their own commit."""

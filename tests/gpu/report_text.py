@@ -39,3 +39,8 @@ def summary(report: Mapping[str, Any]) -> str:
     found = Counter(record["verdict"] for record in report["subjects"].values())
     counts = ", ".join(f"{found[verdict]} {word.lower()}" for verdict, word in WORDS.items())
     return f"{counts}; {report['wall_s'] / 60:.1f} of {report['minutes']:g} minutes"
+
+
+def percent(share: float | None) -> str:
+    """A share, where it is known."""
+    return "?" if share is None else f"{share:.1%}"

@@ -2,21 +2,35 @@
 
 import statistics
 import time
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from megatron.core.optimizer import MegatronOptimizer
 
 from models.flops import flops_per_token, peak_flops
 from models.resolve import resolve
 from parallel import groups
+from parallel.ddp import Chunks
+from parallel.groups import Ranks
 from parallel.launch import Identity
 from tests.gpu.measured_models import loaded
 from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import wait
-from training.memory.measured import CardPeak, MeasuredBytes, ProcessPeak, counted, modules_of, on_the_host, staying
+from training.config.run_config import RunConfig
+from training.memory.measured import (
+    CardPeak,
+    Counted,
+    MeasuredBytes,
+    ProcessPeak,
+    counted,
+    modules_of,
+    on_the_host,
+    staying,
+)
 from training.memory.predicted import of_stage
 from training.progress import Progress
-from training.step import StepRequests
+from training.step import StepRequests, StepResult
 from training.train import build_parts, one_step, overlap_of_tp
 
 
@@ -30,7 +44,6 @@ def measure(
     config = loaded(text)
     shape = resolve(config.model, None)
     layout = config.layout(identity.world_size)
-    times_s, losses = [], []
     start = groups.start(
         layout, identity, device=device, seed=1, timeout_minutes=5, parallel=config.parallel,
         graphs=config.kernels.graphs,
@@ -38,35 +51,55 @@ def measure(
     with start as ranks, overlap_of_tp(config, shape, ranks):
         chunks, optim = build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
-        progress, peak = Progress(), CardPeak(ranks.device) if device == "cuda" else ProcessPeak()
-        for number in range(warmup_steps + steps):
-            peak.before_step(number)
-            began = time.perf_counter()
-            progress, result = one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
-            wait(ranks.device)
-            times_s.append(time.perf_counter() - began)
-            peak.after_step(number)
-            losses.append(result.loss)
-        held = counted(chunks, optim)
-        found = MeasuredBytes(*map(float, held), *peak.read(held.total, staying(chunks, held)))._replace(
-            host=on_the_host(optim, ranks.device)
-        )
+        taken = take(warmup_steps + steps, config, chunks, optim, stream, ranks)
+        found = taken.held._replace(host=on_the_host(optim, ranks.device))
         expected = of_stage(config, identity.world_size, shape, modules_of(ranks), ranks.at.pp)
         name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    step_s = statistics.median(times_s[warmup_steps:])
-    tokens_per_s = result.tokens / step_s / identity.world_size
+    times_s = taken.times_s[warmup_steps:]
+    step_s = statistics.median(times_s)
+    tokens_per_s = taken.results[-1].tokens / step_s / identity.world_size
     flops = tokens_per_s * flops_per_token(shape, config.model.seq_length)
     published = peak_flops(name, config.precision.products or config.precision.dtype)
     return {
         "shape": config.model.shape,
         "layers": shape.num_layers,
         "gpus": identity.world_size,
-        "losses": losses,
+        "losses": [result.loss for result in taken.results],
         "step_s": step_s,
-        "slowest_step_s": max(times_s[warmup_steps:]),
+        "slowest_step_s": max(times_s),
         "tokens_per_s_per_gpu": tokens_per_s,
         "model_tflops_per_gpu": flops / 1e12,
         "mfu": flops / published if published else None,
         "measured": found._asdict() | {"total": found.total},
-        "predicted": {name: getattr(expected, name) for name in (*held._fields, "activations", "tensors", "host")},
+        "predicted": {name: getattr(expected, name) for name in (*Counted._fields, "activations", "tensors", "host")},
     }
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Taken:
+    """Steps that were taken."""
+
+    times_s: list[float]
+    """Of each, to the end of the device's work."""
+    results: list[StepResult]
+    held: MeasuredBytes
+    """At the peak of all."""
+
+
+def take(
+    count: int, config: RunConfig, chunks: Chunks, optim: MegatronOptimizer, stream: RandomTokens, ranks: Ranks
+) -> Taken:
+    """So many updates of a run."""
+    progress, times_s, results = Progress(), [], []
+    peak = CardPeak(ranks.device) if ranks.device.type == "cuda" else ProcessPeak()
+    for number in range(count):
+        peak.before_step(number)
+        began = time.perf_counter()
+        progress, result = one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
+        wait(ranks.device)
+        times_s.append(time.perf_counter() - began)
+        peak.after_step(number)
+        results.append(result)
+    states = counted(chunks, optim)
+    held = MeasuredBytes(*map(float, states), *peak.read(states.total, staying(chunks, states)))
+    return Taken(times_s=times_s, results=results, held=held)

@@ -43,6 +43,12 @@ SUBJECTS = (
         "one rank of 64 or 256 played on one GPU, against the planner",
         reads=("planner",),
     ),
-    row("profile", "profile", 20, "what a step's time goes to on the GPU, kind by kind and kernel by kernel"),
+    row(
+        "profile",
+        "profile",
+        20,
+        "what a step's time goes to on the GPU, kind by kind and kernel by kernel",
+        reads=("throughput",),
+    ),
 )
 """The least that all of them need is little more than half of 20 minutes: what one does not take, the next may."""

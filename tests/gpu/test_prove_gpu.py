@@ -2,8 +2,10 @@
 
 import dataclasses
 import importlib
+import inspect
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -327,8 +329,8 @@ def test_a_run_without_time_says_so_and_can_be_continued(tmp_path: Path, capsys:
     newest = tmp_path / "gpu-1x-nvidia-h200-2026-11-24.json"
     newest.write_text(newest.read_text().replace("2.13.0", "2.12.0"))
     _, report = proved(tmp_path, CARD, resume=True)
-    assert list(report["subjects"]) == ["environment"]
-    assert "of other libraries: nothing of it is kept" in capsys.readouterr().out
+    assert list(report["subjects"]) == ["environment"] and len(list(tmp_path.glob("*.json"))) == 3
+    assert "of other libraries: it stays as it is" in capsys.readouterr().out
 
 
 def test_rows_are_run_by_name_and_continued_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +407,10 @@ def test_every_subject_can_be_chosen() -> None:
     assert [subject.name for subject in SUBJECTS] == list(get_args(SubjectName))
     for each in SUBJECTS:
         module, _, name = each.function.partition(":")
-        assert callable(getattr(importlib.import_module(module), name))
+        found = importlib.import_module(module)
+        assert callable(getattr(found, name))
+        read = re.findall(r'earlier(?:\.get\(|\[)"(\w+)"', inspect.getsource(found))
+        assert set(read) == set(each.reads) or each.name in ("fp8", "tests"), each.name
     assert sum(each.least_s for each in SUBJECTS) < 20 * 60
 
 

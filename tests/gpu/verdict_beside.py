@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tests.gpu.report_text import percent
+
 Rows = Mapping[str, Mapping[str, Any]]
 """Name -> what ``one_side.measure`` returns, ``same_weights`` and ``fp8``."""
 
@@ -65,8 +67,3 @@ def losses(rows: Rows) -> Iterator[str]:
         off = abs(first - base["losses"][0]) / abs(base["losses"][0])
         if not off <= bound:
             yield f"{name}: its first loss is {off:.1e} from Triplane's, more than {bound:.0e}"
-
-
-def percent(share: float | None) -> str:
-    """A share, where it is known."""
-    return "?" if share is None else f"{share:.1%}"

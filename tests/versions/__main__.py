@@ -2,7 +2,7 @@
 
     python -m tests.versions .venv-oldest .venv-newest
 
-Prints a table (torch, passed, failed, seconds); exit code 1 where a test failed, or none ran. 5 minutes on 2 cores.
+Prints a table (torch, passed, failed, seconds); exit code 1 where a test failed, or none ran.
 """
 
 import argparse

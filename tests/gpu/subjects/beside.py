@@ -10,9 +10,11 @@ from models.resolve import resolve
 from parallel.config import PrecisionConfig
 from tests.gpu import measured_models, verdict_beside
 from tests.gpu.one_side import Side
+from tests.gpu.report_text import percent
 from tests.gpu.sides import megatron_lm, torchtitan
 from tests.gpu.sides.program import Request
 from tests.gpu.subject_run import SubjectRun, UnrunError
+from tests.gpu.subjects.throughput import as_it_fits
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.memory.planned import Modules, Planned
@@ -46,8 +48,6 @@ PROGRAMS: dict[str, Callable[[Request], dict[str, Any]]] = {
     "torchtitan": torchtitan.measured,
 }
 """Whole programs, from checkouts."""
-FEWER_LAYERS = 0.6
-"""Where what was predicted to fit does not."""
 ROW_S = 40.0
 
 
@@ -110,22 +110,13 @@ def one_row(run: SubjectRun, name: str, row: Own, model: RunConfig) -> None:
     if fp8 and not run.machine.has_fp8:
         raise UnrunError(f"{run.machine.gpus[0]} has no fp8 tensor cores")
     config = dataclasses.replace(model, precision=row.precision)
-    try:
-        found = steps_of(run, config, row)
-    except RuntimeError as error:
-        if "OutOfMemoryError" not in str(error):
-            raise
-        layers = measured_models.shape_of(config).num_layers
-        fewer = max(1, int(layers * FEWER_LAYERS))
-        run.problem(f"{name}: {layers} layers were predicted to fit, and do not; measured with {fewer}")
-        config = dataclasses.replace(config, model=measured_models.with_layers(config.model, fewer))
-        found = steps_of(run, config, row)
+    config, found = as_it_fits(run, name, config, partial(steps_of, run, row))
     keep(run, name, found | {"recipe": dump(config), "same_weights": True, "fp8": fp8})
     if found["transformer_engine"] == row.without_te and run.machine.has_te:
         run.problem(f"{name}: Transformer Engine was {'' if row.without_te else 'not '}in its process")
 
 
-def steps_of(run: SubjectRun, config: RunConfig, row: Own) -> dict[str, Any]:
+def steps_of(run: SubjectRun, row: Own, config: RunConfig) -> dict[str, Any]:
     """What rank 0 measured, on all GPUs."""
     found: dict[str, Any] = run.measured(
         "one_side", len(run.machine.gpus), text=dump(config), side=row.side, warmup_steps=run.sizes.warmup_steps,
@@ -147,7 +138,7 @@ def keep(run: SubjectRun, name: str, found: dict[str, Any]) -> None:
     """Among the numbers, and as a line."""
     run.numbers["rows"][name] = found
     rates = f"{found['tokens_per_s_per_gpu']:12,.0f} {found['model_tflops_per_gpu']:10.4g}"
-    shares = f"{verdict_beside.percent(found['mfu']):>6} {found['peak_bytes'] / 2**30:8.2f}"
+    shares = f"{percent(found['mfu']):>6} {found['peak_bytes'] / 2**30:8.2f}"
     losses = f"{found['losses'][0]:.4f} to {found['losses'][-1]:.4f}"
     run.say(f"{name:18} {found['layers']:6} {rates} {shares}  {losses}")
 

@@ -1,11 +1,14 @@
 """Tokens per second, MFU and memory of an 8B-shaped model, in bf16, fp8 and fp4, and what the card's products reach."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from parallel.config import PrecisionConfig
 from tests.gpu import measured_models
 from tests.gpu.machine import GpuMachine
+from tests.gpu.report_text import percent
 from tests.gpu.subject_run import SubjectRun
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
@@ -63,17 +66,7 @@ def shown(value: float | str) -> str:
 
 def one_row(run: SubjectRun, row: str, base: RunConfig) -> None:
     """Measured; a card that does not hold it gets fewer layers, and a problem: the prediction was wrong."""
-    config = dataclasses.replace(base, precision=ROWS[row])
-    try:
-        found = steps_of(run, config)
-    except RuntimeError as error:
-        if "OutOfMemoryError" not in str(error):
-            raise
-        layers = measured_models.shape_of(config).num_layers
-        fewer = max(1, int(layers * FEWER_LAYERS))
-        run.problem(f"{row}: {layers} layers were predicted to fit, and do not; measured with {fewer}")
-        config = dataclasses.replace(config, model=measured_models.with_layers(config.model, fewer))
-        found = steps_of(run, config)
+    config, found = as_it_fits(run, row, dataclasses.replace(base, precision=ROWS[row]), partial(steps_of, run))
     gemm = run.numbers.get("gemm_tflops", {}).get(config.precision.products or row)
     found |= {"recipe": dump(config), "of_gemm": found["model_tflops_per_gpu"] / gemm if gemm else None}
     run.numbers["rows"][row] = found
@@ -87,6 +80,22 @@ def one_row(run: SubjectRun, row: str, base: RunConfig) -> None:
     )
 
 
+def as_it_fits(
+    run: SubjectRun, row: str, config: RunConfig, measure: Callable[[RunConfig], dict[str, Any]]
+) -> tuple[RunConfig, dict[str, Any]]:
+    """What was measured, and of which run: with fewer layers, and a problem, where memory runs out."""
+    try:
+        return config, measure(config)
+    except RuntimeError as error:
+        if "OutOfMemoryError" not in str(error):
+            raise
+    layers = measured_models.shape_of(config).num_layers
+    fewer = max(1, int(layers * FEWER_LAYERS))
+    run.problem(f"{row}: {layers} layers were predicted to fit, and do not; measured with {fewer}")
+    config = dataclasses.replace(config, model=measured_models.with_layers(config.model, fewer))
+    return config, measure(config)
+
+
 def steps_of(run: SubjectRun, config: RunConfig, environ: dict[str, str] | None = None) -> dict[str, Any]:
     """What rank 0 measured, on all GPUs. environ: more variables."""
     gpus, warmup_steps, steps = len(run.machine.gpus), run.sizes.warmup_steps, run.sizes.steps
@@ -95,8 +104,3 @@ def steps_of(run: SubjectRun, config: RunConfig, environ: dict[str, str] | None 
         "steps", gpus, environ, fresh=fresh, text=dump(config), warmup_steps=warmup_steps, steps=steps
     )[0]
     return found
-
-
-def percent(share: float | None) -> str:
-    """A share, where it is known."""
-    return "?" if share is None else f"{share:.1%}"
