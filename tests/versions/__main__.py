@@ -5,14 +5,19 @@
 Prints a table (torch, passed, failed, seconds); exit code 1 where a test failed, or none ran.
 """
 
-import argparse
 import subprocess
-import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from xml.etree import ElementTree
+
+import tyro
+
+from parallel import command
+from parallel.errors import UserError
+from parallel.flags import parse_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PART = (
@@ -30,6 +35,14 @@ PART = (
 )
 """Imports, compilation, packed attention, shards and collectives, checkpoints of one layout loaded in another, torch's
 own checkpoints, and the emulated device: its operators, and trainings beside the CPU's."""
+
+
+@dataclass(kw_only=True)
+class Versions:
+    """Run that part."""
+
+    environments: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ENVIRONMENT ...")]
+    """Folders of Python environments."""
 
 
 class Outcome(NamedTuple):
@@ -69,9 +82,13 @@ def _counted(results: Path) -> tuple[int, int]:
 
 def main() -> int:
     """Exit code 1 where a test failed in any environment, or none ran."""
-    parser = argparse.ArgumentParser(prog="python -m tests.versions", description=__doc__)
-    parser.add_argument("environments", nargs="+", type=Path, metavar="ENVIRONMENT", help="folders of Python")
-    outcomes = [run(environment) for environment in parser.parse_args().environments]
+    job = parse_flags(Versions, None, "python -m tests.versions", __doc__)
+    if not job.environments:
+        raise UserError("expected folders of Python environments; `make versions` makes them, and runs this")
+    for environment in job.environments:
+        if not (environment / "bin/python").exists():
+            raise UserError(f"no {environment}/bin/python: `make versions` makes the environments, and runs this")
+    outcomes = [run(environment) for environment in job.environments]
     print(f"\n{'torch':<16}{'passed':>8}{'failed':>8}{'seconds':>9}")
     for one in outcomes:
         print(f"{one.torch:<16}{one.passed:>8}{one.failed:>8}{one.seconds:>9.0f}")
@@ -79,4 +96,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tests.versions", main))
