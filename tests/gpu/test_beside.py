@@ -31,7 +31,7 @@ def card(memory_gib: float = 79.0, te: str | None = "2.19.0", capability: tuple[
 def row(tflops: float, mfu: float = 0.5, first: float = 12.5, last: float = 12.0, **changes: Any) -> dict[str, Any]:
     """As ``one_side.measure`` returns it, and what the subject adds."""
     return {
-        "layers": 8, "losses": [first, last], "model_tflops_per_gpu": tflops, "tokens_per_s_per_gpu": 30 * tflops,
+        "shape": "llama3_8b", "layers": 8, "losses": [first, last], "model_tflops_per_gpu": tflops, "tokens_per_s_per_gpu": 30 * tflops,
         "mfu": mfu, "peak_bytes": 2**36, "transformer_engine": True, "same_weights": True, "fp8": False,
     } | changes  # fmt: skip
 
@@ -75,13 +75,16 @@ def test_losses_that_are_not_alike_are_problems() -> None:
     rows = {
         "triplane_te": row(1.0), "pytorch": row(1.0, first=12.53), "megatron_core": row(1.0, last=12.5),
         "triplane": row(1.0, first=float("nan")), "triplane_fp8": row(1.0, first=12.6, fp8=True),
-        "torchtitan": row(1.0, first=12.1, last=11.0, same_weights=False),
+        "torchtitan": row(1.0, first=11.5, last=11.0, same_weights=False),
+        "debug": row(1.0, first=5.0, last=4.0, same_weights=False, shape="llama3_debugmodel"),
+        "megatron_lm": row(1.0, first=11.2, last=11.0, same_weights=False),
     }  # fmt: skip
     assert list(verdict_beside.losses(rows)) == [
         "pytorch: its first loss is 2.4e-03 from Triplane's, more than 2e-03",
         "megatron_core: its loss does not fall: 12.5000 to 12.5000",
         "triplane: its loss does not fall: nan to 12.0000",
         "triplane: its first loss is nan from Triplane's, more than 2e-03",
+        "megatron_lm: its first loss is 1.0e-01 from Triplane's, more than 1e-01",
     ]
 
 

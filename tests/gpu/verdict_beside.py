@@ -8,9 +8,9 @@ from tests.gpu.report_text import percent
 Rows = Mapping[str, Mapping[str, Any]]
 """Name -> what ``one_side.measure`` returns, ``same_weights`` and ``fp8``."""
 
-FIRST_LOSS, FIRST_LOSS_FP8, FIRST_LOSS_OWN = 2e-3, 2e-2, 5e-2
+FIRST_LOSS, FIRST_LOSS_FP8, FIRST_LOSS_OWN = 2e-3, 2e-2, 1e-1
 """Largest relative difference of a first loss: of the same weights and tokens in bf16 (as between the emulated device
-and a CPU), with products in fp8, and of other random weights of about the same size."""
+and a CPU), with products in fp8, and of random weights and tokens of its own."""
 MFU, OF_GEMM, OF_OTHERS, OF_BF16 = 0.50, 0.85, 1.0, 1.25
 """Goals: causal MFU in bf16; its share of the fastest measured product; the rate of Megatron's GPTModel and of plain
 PyTorch; fp8's of bf16's."""
@@ -61,7 +61,7 @@ def losses(rows: Rows) -> Iterator[str]:
         first, last = row["losses"][0], row["losses"][-1]
         if not last < first:
             yield f"{name}: its loss does not fall: {first:.4f} to {last:.4f}"
-        if base is None or row["layers"] != base["layers"]:
+        if base is None or any(row[key] != base[key] for key in ("shape", "layers")):
             continue
         bound = FIRST_LOSS_OWN if not row["same_weights"] else FIRST_LOSS_FP8 if row["fp8"] else FIRST_LOSS
         off = abs(first - base["losses"][0]) / abs(base["losses"][0])

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from tests.gpu.sides.program import Request
 
 VARIABLE, REQUEST = "TORCHTITAN", "TRIPLANE_BESIDE_REQUEST"
-SHAPE = "llama3_8b"
+TOY = "llama3_debugmodel"
+RECIPES = {"llama3_8b": "llama3_8b", "llama3_tiny": TOY}
+"""By our shape; the second tries the way in toy size, with a model that is not ours."""
 STEP = re.compile(r"step:\s*\d+\s+.*?loss:\s*([\d.]+).*?memory:\s*([\d.]+)GiB.*?tps:\s*([\d,]+)")
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
@@ -28,19 +30,22 @@ def measured(request: "Request") -> dict[str, Any]:
     from tests.gpu.subject_run import UnrunError
 
     folder = checkout(VARIABLE, "torchtitan/train.py", "torchtitan")
-    if request.config.model.shape != SHAPE:
-        raise UnrunError(f"it is asked for {SHAPE}, and this run is of {request.config.model.shape}")
+    recipe = RECIPES.get(request.config.model.shape)
+    if recipe is None:
+        raise UnrunError(f"it has no recipe of {request.config.model.shape}")
     train, seq_length = request.config.train, request.config.model.seq_length
     asked = {
-        "layers": request.shape.num_layers, "seq_length": seq_length, "steps": request.iterations,
-        "microbatch_tokens": train.micro_batch_size * seq_length, "step_tokens": train.global_batch_size * seq_length,
+        "recipe": recipe, "layers": request.shape.num_layers, "seq_length": seq_length,
+        "steps": request.iterations, "microbatch_tokens": train.micro_batch_size * seq_length,
+        "step_tokens": train.global_batch_size * seq_length,
     }  # fmt: skip
     command = [sys.executable, *request.launcher, "-m", "tests.gpu.sides.torchtitan", str(folder)]
     printed = processes.run(command, {REQUEST: json.dumps(asked)}, request.limit_s)
     found = lines(printed)
     tokens = train.global_batch_size * seq_length / len(request.gpus)
     times = [tokens / rate for _, _, rate in found]
-    return request.row([loss for loss, _, _ in found], times, max((gib for _, gib, _ in found), default=0.0) * 2**30)
+    peak_bytes = max((gib for _, gib, _ in found), default=0.0) * 2**30
+    return request.row([loss for loss, _, _ in found], times, peak_bytes) | {"shape": recipe}
 
 
 def lines(printed: str) -> list[tuple[float, float, float]]:
@@ -50,20 +55,20 @@ def lines(printed: str) -> list[tuple[float, float, float]]:
 
 
 def beside() -> Any:
-    """torchtitan's recipe llama3_8b with fewer layers, compiled, nothing recomputed, on the texts that it brings."""
+    """torchtitan's own recipe with fewer layers, compiled, nothing recomputed, on the texts that it brings."""
     from torchtitan.config import CompileConfig  # type: ignore[import-not-found]
-    from torchtitan.models.llama3.config_registry import (  # type: ignore[import-not-found]
-        llama3_8b,
-        llama3_debugmodel,
-    )
+    from torchtitan.models.llama3 import config_registry  # type: ignore[import-not-found]
 
-    asked, config, small = json.loads(os.environ[REQUEST]), llama3_8b(), llama3_debugmodel()
+    asked = json.loads(os.environ[REQUEST])
+    config, small = getattr(config_registry, asked["recipe"])(), config_registry.llama3_debugmodel()
     config.model_spec.model.layers = config.model_spec.model.layers[: asked["layers"]]
     config.hf_assets_path, config.dataloader = small.hf_assets_path, small.dataloader
     config.lr_scheduler = small.lr_scheduler  # two steps of warm-up, not 200; the learning rate is the same
     config.training.steps, config.training.max_context_length = asked["steps"], asked["seq_length"]
     config.training.num_tokens_per_microbatch_per_dp_rank = asked["microbatch_tokens"]
     config.training.num_tokens_per_train_step = asked["step_tokens"]
+    # the emulated device does not capture flex attention
+    config.training.disable_cuda_graphs = asked["recipe"] == TOY
     config.compile, config.activation_checkpoint = CompileConfig(enable=True), None
     config.metrics.log_freq, config.metrics.enable_tensorboard = 1, False
     config.profiler.enable_profiling = config.checkpoint.enable = config.validator.enable = False
