@@ -16,7 +16,7 @@ def row(name: SubjectName, module: str, least_s: float, shows: str, **more: Any)
 
 
 SUBJECTS = (
-    row("environment", "environment", 10, "what the numbers depend on: cards, driver, clocks, links, libraries"),
+    row("environment", "environment", 45, "what the numbers depend on: cards, driver, clocks, links, libraries"),
     row("layers", "layers", 15, "each of Transformer Engine's layers that a run uses against torch", timed=False),
     row("trainings", "trainings", 60, "losses and checkpoints of short trainings against one CPU rank", timed=False),
     row("specs", "modules", 30, "Transformer Engine's modules against ours: logits and gradients", timed=False),
@@ -51,4 +51,5 @@ SUBJECTS = (
         reads=("throughput",),
     ),
 )
-"""The least that all of them need is little more than half of 20 minutes: what one does not take, the next may."""
+"""Nothing is run without the environment, which imports torch from a cold disk. The least that all of them need is little
+more than half of 20 minutes: what one does not take, the next may."""
