@@ -51,5 +51,5 @@ SUBJECTS = (
         reads=("throughput",),
     ),
 )
-"""Nothing is run without the environment, which imports torch from a cold disk. The least that all of them need is little
-more than half of 20 minutes: what one does not take, the next may."""
+"""Nothing is run without the environment, which imports torch from a cold disk. The least that all of them need is
+little more than half of 20 minutes: what one does not take, the next may."""

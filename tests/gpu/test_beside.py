@@ -32,7 +32,8 @@ def row(tflops: float, mfu: float = 0.5, first: float = 12.5, last: float = 12.0
     """As ``one_side.measure`` returns it, and what the subject adds."""
     return {
         "shape": "llama3_8b", "layers": 8, "losses": [first, last], "model_tflops_per_gpu": tflops,
-        "tokens_per_s_per_gpu": 30 * tflops, "mfu": mfu, "peak_bytes": 2**36, "transformer_engine": True, "same_weights": True, "fp8": False,
+        "tokens_per_s_per_gpu": 30 * tflops, "mfu": mfu, "peak_bytes": 2**36, "transformer_engine": True,
+        "same_weights": True, "fp8": False,
     } | changes  # fmt: skip
 
 

@@ -21,20 +21,23 @@ from parallel.flags import parse_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PART = (
-    "tests/test_imports.py",
+    "tests/gpu_path/test_training.py::test_a_gpu_trains_as_a_cpu_does",
+    "tests/training/checkpoint/test_checkpoint_layouts.py::test_any_layout_restores_every_bit",
+    "tests/gpu_path/test_device.py::test_operators_compute_what_the_cpus_do",
+    "tests/gpu_path/test_device.py::test_graphs_compute_what_their_calls_do",
     "tests/models/test_compiled.py",
-    "tests/models/test_packed.py",
+    "tests/tools/test_reshard_dcp.py::test_fsdps_checkpoint_becomes_ours",
     "tests/parallel/test_fsdp.py",
+    "tests/test_imports.py",
+    "tests/training/checkpoint/test_pickle.py",
+    "tests/models/test_packed.py",
     "tests/parallel/test_in_place.py",
     "tests/parallel/test_uneven.py",
-    "tests/training/checkpoint/test_pickle.py",
-    "tests/training/checkpoint/test_checkpoint_layouts.py",
-    "tests/tools/test_reshard_dcp.py",
-    "tests/gpu_path/test_device.py",
-    "tests/gpu_path/test_training.py::test_a_gpu_trains_as_a_cpu_does",
 )
-"""Imports, compilation, packed attention, shards and collectives, checkpoints of one layout loaded in another, torch's
-own checkpoints, and the emulated device: its operators, and trainings beside the CPU's."""
+"""Trainings on the emulated device beside the CPU's, checkpoints of one layout loaded in another, the device's
+operators and graphs, compilation, torch's own checkpoints, shards and collectives, imports, packed attention. Longest
+first, as the files are dealt to two processes."""
+DEALT = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 @dataclass(kw_only=True)
@@ -62,7 +65,7 @@ def run(environment: Path) -> Outcome:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
-        command = [python, "-m", "pytest", *PART, "-p", "no:cacheprovider", f"--junit-xml={results}"]
+        command = [python, "-m", "pytest", *PART, *DEALT, "-p", "no:cacheprovider", f"--junit-xml={results}"]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         passed, failed = _counted(results) if results.is_file() else (0, 0)
     return Outcome(version, passed, failed or int(code != 0), time.monotonic() - start)
