@@ -79,14 +79,18 @@ class SubjectRun:
         """``ranks_of`` within the subject's time. Raises RuntimeError where a rank fails."""
         return ranks_of(measurement, world_size, environ, max(1.0, self.left_s), **arguments)
 
+    def is_due(self, name: str) -> bool:
+        """The row is asked for by name; where none is, it has not passed before."""
+        if self.only:
+            return any(fnmatch(name, pattern) for pattern in self.only)
+        known = self.before.get("rows", {}).get(name)
+        return not known or known["verdict"] != "passed"
+
     def part(self, name: str, work: Callable[[], None], least_s: float = 0.0) -> None:
         """A row: what fails in it is a problem with its name, and the next goes on. One that is not asked for, or has
         passed before, is not run."""
-        known = self.before.get("rows", {}).get(name)
-        if self.only and not any(fnmatch(name, pattern) for pattern in self.only):
-            return self._keep(name, known)
-        if not self.only and known and known["verdict"] == "passed":
-            return self._keep(name, known)
+        if not self.is_due(name):
+            return self._keep(name, self.before.get("rows", {}).get(name))
         if self.left_s < least_s:
             self.late.append(name)
             self.say(f"{name}: not run: no time left")
