@@ -43,7 +43,8 @@ def forked(path: str) -> int:
         return measure(path, task, launch.Identity())
     code, failure = local_ranks.fork_ranks(task["world_size"], partial(measure, path, task))
     if failure is not None:
-        print(f"rank {failure.rank}:\n{failure.text}\n{failure.notes}", file=sys.stderr)
+        kind = "UserError: " if code == 2 else ""  # as a new process's traceback has it
+        print(f"rank {failure.rank}: {kind}{failure.text}\n{failure.notes}", file=sys.stderr)
     return code
 
 
