@@ -25,16 +25,16 @@ MODULES = sorted([*(path for name in OURS for path in (ROOT / name).rglob("*.py"
 NO_TORCH = """
     parallel.errors parallel.config parallel.layout parallel.stages parallel.megatron_fields parallel.launch
     parallel.local_ranks parallel.output parallel.processes
-    models.config models.owned_fields models.ranges models.shapes models.families models.frequencies models.parameters
-    models.sublayers models.flops
+    models.config models.owned_fields models.ranges models.shapes models.families models.frequencies
+    models.costs.parameters models.sublayers models.costs.flops
     data.config
     training.config.run_config training.config.batch_schedule training.config.lr_schedule
     training.config.divisibility training.config.profile_config training.config.recipe
     training.cli.flags training.cli.help training.cli.parse
     training.config.import_path training.custom.check
-    training.memory.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
+    models.costs.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
     training.watchdog.watchdog training.watchdog.rank_monitor training.profile.summarize training.profile.page
-    models.sizes training.memory.predicted training.memory.oom_candidates training.memory.oom_advice
+    models.costs.sizes training.memory.predicted training.memory.oom_candidates training.memory.oom_advice
     tools.plan.run tools.plan.backtest.command
 """
 TORCH = """

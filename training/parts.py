@@ -10,7 +10,7 @@ import torch
 from data.loader import Packing, Samples, build_source
 from data.prepared import Prepared
 from data.split import SplitName
-from models.flops import flops_per_token, peak_flops
+from models.costs.flops import flops_per_token, peak_flops
 from models.shapes import GPTShape
 from parallel.ddp import Chunks
 from parallel.groups import Ranks

@@ -4,7 +4,8 @@ Rows are counted over all dims but the last: a matrix [out, in] has ``out`` rows
 vector has one row per element. A layout is therefore a list of (their tensor, first row there, first row here, rows),
 which imports and exports alike, and any block of rows can be made without the rest of the tensor.
 
-Shape letters as in models/parameters.py: n = query heads, g = key-value groups, d = kv_channels, f = an MLP's width.
+Shape letters as in models/costs/parameters.py: n = query heads, g = key-value groups, d = kv_channels, f = an MLP's
+width.
 """
 
 import math

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from models.flops import flops_per_token, peak_flops
+from models.costs.flops import flops_per_token, peak_flops
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity

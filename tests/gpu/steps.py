@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 
-from models.flops import flops_per_token, peak_flops
+from models.costs.flops import flops_per_token, peak_flops
 from models.resolve import resolve
 from parallel import groups
 from parallel.ddp import Chunks

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from models.config import ModelConfig
-from models.parameters import Parameter, block_parameters, mtp_parameters
+from models.costs.parameters import Parameter, block_parameters, mtp_parameters
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import expert_tensor_parallel_size

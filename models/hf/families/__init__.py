@@ -66,7 +66,7 @@ ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v 
 TABLES: dict[str, Table] = {k: v for family in _FAMILIES for k, v in family.TABLES.items()}
 """By transformers' ``model_type``.
 
-A table has a line for whatever a member of the family may have; which lines count, ``models.parameters`` says. Sources:
-the state dicts of transformers 5.23 as ``save_pretrained`` writes them, and the tables of contents of the safetensors
-files on the hub, which have the same names but for GPT-2's, whose lack the leading ``transformer.``.
+A table has a line for whatever a member of the family may have; which lines count, ``models.costs.parameters`` says.
+Sources: the state dicts of transformers 5.23 as ``save_pretrained`` writes them, and the tables of contents of the
+safetensors files on the hub, which have the same names but for GPT-2's, whose lack the leading ``transformer.``.
 """

@@ -4,7 +4,7 @@ import statistics
 import tempfile
 from typing import Any
 
-from models.parameters import num_parameters
+from models.costs.parameters import num_parameters
 from parallel import host_memory
 from tests.gpu import measured_models
 from tests.gpu.subject_run import SubjectRun, UnrunError

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.costs.peak import SAFE_SHARE
 from parallel.errors import UserError
 from tools.plan.__main__ import main
 from tools.plan.backtest.fit import fit
@@ -16,7 +17,6 @@ from tools.plan.backtest.recipes import recipe
 from tools.plan.backtest.rows import PUBLISHED, PublishedRun, read
 from tools.plan.backtest.validation import by_layout, predicted_s
 from tools.plan.cost.constants import fitted, interval
-from training.memory.peak import SAFE_SHARE
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from models.costs.parameters import num_parameters
 from models.families import SHAPES
-from models.parameters import num_parameters
 from tools.plan.__main__ import main
 from tools.plan.backtest.machines import cluster_of
 from tools.plan.backtest.models import billions, dimensions, guessed, model_name, shape_of

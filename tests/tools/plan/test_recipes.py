@@ -4,15 +4,15 @@ import csv
 
 import pytest
 
-from models.flops import flops_per_token
-from models.sizes import sizes
+from models.costs.flops import flops_per_token
+from models.costs.program import Software
+from models.costs.sizes import sizes
 from tools.plan.backtest.benchmarked import BENCHMARKED
 from tools.plan.backtest.models import shape_of
 from tools.plan.backtest.programs import on_card, program, when
 from tools.plan.backtest.recipes import RECIPES, recipe, release
 from tools.plan.backtest.rows import PUBLISHED, PublishedRun, read
 from tools.plan.cost.hardware import card_age
-from training.memory.software import Software
 
 
 def summary(at: str, model: str, gpu: str, precision: str, notes: str = "") -> dict[str, str]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from models.costs.parameters import Parameter, parameters
 from models.families import SHAPES
 from models.names import checkpoint_key
-from models.parameters import Parameter, parameters
 from models.shapes import GPTShape
 from parallel.layout import Layout
 from parallel.regions import flat_boxes

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from models.parameters import num_parameters
+from models.costs.parameters import num_parameters
 from models.resolve import resolve
 from parallel import groups, local_ranks
 from parallel.launch import Identity

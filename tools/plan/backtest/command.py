@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from models.costs.cases import Column
+from models.costs.peak import SAFE_SHARE
 from parallel.errors import UserError
 from parallel.output import columns
 from tools.plan.backtest import refit, validation
@@ -26,8 +28,6 @@ from tools.plan.cost.hardware import peak_tflops
 from tools.plan.cost.step import step_times
 from tools.plan.flags import BacktestFlags
 from tools.shared.written import check_file, marked, write_file
-from training.memory.cases import Column
-from training.memory.peak import SAFE_SHARE
 
 
 def backtest(flags: BacktestFlags) -> None:

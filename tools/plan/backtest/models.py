@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from models.costs.parameters import active_parameters, block_parameters, num_parameters
+from models.costs.sizes import ModelSizes, sizes
 from models.families import ALIASES, SHAPES
-from models.parameters import active_parameters, block_parameters, num_parameters
 from models.shapes import GPTShape
-from models.sizes import ModelSizes, sizes
 from tools.plan.backtest.benchmarked import BENCHMARKED, LATENT_EXPERTS
 
 UNTOLD_BILLIONS = 8.0

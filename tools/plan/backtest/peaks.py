@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from models.costs.candidate import Recompute
+from models.costs.cases import Column
+from models.costs.peak import SAFE_SHARE, memory
 from tools.plan.backtest.rows import PublishedRun
 from tools.plan.cost.cases import PricedColumns
-from training.memory.cases import Column
-from training.memory.layouts import Recompute
-from training.memory.peak import SAFE_SHARE, memory
 
 
 def peak_bytes(rows: Sequence[PublishedRun]) -> Column:

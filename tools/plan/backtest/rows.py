@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
+from models.costs.candidate import Candidate, Recompute
+from models.costs.program import Software
+from models.costs.sizes import ModelSizes
 from models.shapes import GPTShape
-from models.sizes import ModelSizes
 from parallel.errors import UserError
 from parallel.untrusted import read_text
 from tools.clusters import Cluster
@@ -19,8 +21,6 @@ from tools.plan.backtest.models import model_name, shape_of, sizes_of
 from tools.plan.backtest.programs import on_card, program, when
 from tools.plan.cost.cases import PricedCase
 from tools.plan.cost.hardware import Hardware, card_age, generation, machine
-from training.memory.layouts import Candidate, Recompute
-from training.memory.software import Software
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 MOST_CHARACTERS = 1 << 17

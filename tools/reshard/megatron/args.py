@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models.flops import flops_per_token
+from models.costs.flops import flops_per_token
 from models.shapes import GPTShape
 from models.sublayers import hybrid_layer_pattern, num_sublayers
 from parallel.stages import layers_per_chunk

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from models.costs.parameters import parameters
 from models.names import canonical, checkpoint_key
-from models.parameters import parameters
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError

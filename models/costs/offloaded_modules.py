@@ -10,8 +10,7 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from training.config.train_config import OffloadModule
-from training.memory.activations import (
+from models.costs.activations import (
     SOFTMAX_BYTES,
     element_bytes,
     product_input_bytes,
@@ -20,7 +19,8 @@ from training.memory.activations import (
     stream_bytes,
     through_bytes,
 )
-from training.memory.cases import Column, MemoryColumns, tokens
+from models.costs.cases import Column, MemoryColumns, tokens
+from models.sublayers import OffloadModule
 
 MODULES: tuple[str, ...] = get_args(OffloadModule)
 

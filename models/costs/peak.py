@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.shapes import GPTShape
-from training.memory.activations import (
+from models.costs.activations import (
     block_bytes,
     depth_bytes,
     element_bytes,
@@ -18,13 +17,13 @@ from training.memory.activations import (
     loss_bytes,
     stream_bytes,
 )
-from training.memory.cases import FORMATS, Column, ColumnGroup, MemoryColumns, tokens
-from training.memory.gathered import Gathered, gathered_bytes
-from training.memory.layouts import Candidate
-from training.memory.mixers import ATTENTION_AND_MLP, kind_bytes
-from training.memory.offloaded_modules import offloaded_bytes
-from training.memory.stage_parameters import FP4_COPIES, FP8_COPIES
-from training.memory.states import Blocks, BlockStack, state_bytes
+from models.costs.candidate import Candidate
+from models.costs.cases import FORMATS, Column, ColumnGroup, MemoryColumns, tokens
+from models.costs.mixers import ATTENTION_AND_MLP, kind_bytes
+from models.costs.offloaded_modules import offloaded_bytes
+from models.costs.stage_parameters import FP4_COPIES, FP8_COPIES
+from models.costs.states import Blocks, BlockStack, Gathered, gathered_bytes, state_bytes
+from models.shapes import GPTShape
 
 LIBRARY_BYTES = 1.6e9
 """CUDA's context, cuBLAS's and cuDNN's workspaces."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from models.flops import mean_chunk_keys
+from models.costs.flops import mean_chunk_keys
+from models.costs.parameters import active_parameters, num_parameters
 from models.norms import NORMS
-from models.parameters import active_parameters, num_parameters
 from models.shapes import GPTShape
 
 

@@ -9,9 +9,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from models.sizes import ATTENTION_MATRICES, ModelSizes
-from training.memory.layouts import Candidate
-from training.memory.software import Software
+from models.costs.candidate import Candidate
+from models.costs.program import Software
+from models.costs.sizes import ATTENTION_MATRICES, ModelSizes
 
 Column = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from models.parameters import Parameter, active_parameters, block_parameters, mtp_parameters, sum_active
+from models.costs.parameters import Parameter, active_parameters, block_parameters, mtp_parameters, sum_active
 from models.shapes import GPTShape
 from models.symbols import ATTENTIONS
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training.memory.cases import FORMATS, Column, MemoryColumns, tokens
+from models.costs.cases import FORMATS, Column, MemoryColumns, tokens
 
 LARGEST_BLOCK = 512
 """Queries that Triplane's own attention computes together (models/layers/blockwise_attention.py, BLOCK_ROWS)."""

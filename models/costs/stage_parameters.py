@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from models.parameters import (
+from models.costs.parameters import (
     Parameter,
     block_parameters,
     embedding_parameters,

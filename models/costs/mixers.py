@@ -7,8 +7,7 @@ backward passes compute states and convolutions again. No run on a GPU was measu
 
 import numpy as np
 
-from models.flops import DELTA_CHUNK, MAMBA_CHUNK
-from training.memory.activations import (
+from models.costs.activations import (
     BlockBytes,
     attention_sublayer_bytes,
     block_bytes,
@@ -18,7 +17,8 @@ from training.memory.activations import (
     spared_bytes,
     stream_bytes,
 )
-from training.memory.cases import Column, MemoryColumns, tokens
+from models.costs.cases import Column, MemoryColumns, tokens
+from models.costs.flops import DELTA_CHUNK, MAMBA_CHUNK
 
 ATTENTION_AND_MLP = frozenset({"*-", "+-", "*E", "+E"})
 
