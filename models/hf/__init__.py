@@ -1,7 +1,6 @@
-"""Hugging Face's names of weights and configurations, and ours: one table per architecture, read both ways.
+"""Hugging Face's names of weights and configurations, and ours. Each model_type's are in its family's file.
 
     shapes.py         config.json <-> GPTShape
-    families/         each model_type: the keys of its config.json, and the names of its tensors
     config_parts.py   what is not one number for one number; deepseek.py, rope.py: more of it
     other_keys.py     keys that no table has: without effect, or refused
     keys.py           what a key may hold, and the bounds of its number

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from models.costs.parameters import Parameter, parameters
-from models.hf.families import TABLES
+from models.families import TABLES
 from models.hf.row_layouts import Strip, row_count
 from models.hf.table import Table
 from models.names import checkpoint_key

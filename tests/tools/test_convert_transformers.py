@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from data.tokenizers import open_tokenizer
-from models.hf.families import ARCHITECTURES
+from models.families import ARCHITECTURES
 from models.hf.files import read_configuration
 from models.hf.other_keys import NO_EFFECT
 from models.hf.shapes import unread
