@@ -36,7 +36,8 @@ TINY: dict[str, GPTShape] = _of_all("TINY")
 """One sibling of each family that runs on a laptop in seconds."""
 
 ARCHITECTURES: dict[str, Architecture] = _of_all("ARCHITECTURES")
-"""By transformers' ``model_type``; of several that fit, the first is written. Sources: its configuration classes (5.23) and the published config.json files."""
+"""By transformers' ``model_type``; of several that say the same, an export writes the first. Sources: its configuration
+classes (5.23) and the published config.json files."""
 
 TABLES: dict[str, Table] = _of_all("TABLES")
 """By transformers' ``model_type``.
