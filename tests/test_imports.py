@@ -29,7 +29,7 @@ NO_TORCH = """
     models.costs.parameters models.sublayers models.costs.flops
     data.config
     training.config.run_config training.config.batch_schedule training.config.lr_schedule
-    training.config.divisibility training.config.profile_config training.config.recipe
+    training.config.divisibility training.config.small_sections training.config.recipe
     training.cli.flags training.cli.help training.cli.parse
     training.config.import_path training.custom.check
     models.costs.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
@@ -45,19 +45,19 @@ TORCH = """
         delta_rule documents experts fine_grained_offload gated_delta_net mixers whole_matrices
         fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection recomputed
         restarting_rope routing scaling self_attention spec ssd token_counts userbuffers wgrad
-    data: loader prefetch
-    training: attention_backend batches determinism forward_backward gradient_norm loop loss_scale loss_weights
+    data: loader
+    training: attention_backend batches determinism forward_backward loop loss_weights
     manual_gc
     optimizer optimizer_class optimizer_forms parts step train    training.custom: callbacks loss
-    training.evaluation: asked forward_only generating scoring set_batches shared_model task_callback validation harness
-    training.checkpoint: account agreement callback fit fp8_state model_state optimizer_state plausible restoring rng
-    save_interval saving storage stream_position weights    training.checkpoint.background: copying saver
+    training.evaluation: asked generating scoring set_batches shared_model task_callback validation harness
+    training.checkpoint: account callback fit model_state optimizer_state plausible restoring rng
+    save_interval saving storage stream_position weights    training.checkpoint.background: saver
     training.generation: forward generate samples sampling texts
     training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay
-    replica_check skipped_batches stopwatch stragglers update_policy
+    replica_check skipped_batches stragglers update_policy
     training.memory: host_room measured out_of_memory
-    training.metrics: across_ranks block_outputs compilation log_disk meters parameter_stats recorder
-    training.profile: callback clock memory_snapshot nsys ranges timeline torch_trace waits
+    training.metrics: compilation log_disk meters parameter_stats recorder
+    training.profile: callback memory_snapshot ranges timeline waits
     training.run_dir: data_watch history_callback run_files resume_report shared_check
     training.watchdog: callbacks
     tools.benchmark.step: one_rank reference sharded    tools.benchmark.data: command loading

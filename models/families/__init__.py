@@ -12,7 +12,7 @@ from typing import Any
 
 from models.families.base import llama as llama_like
 from models.hf.keys import Architecture
-from models.hf.table import Table
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 from parallel.errors import UserError
 

@@ -19,8 +19,7 @@ from models.families.base import (
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture, Config
-from models.hf.row_layouts import same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
 

@@ -8,9 +8,8 @@ from typing import Any
 from models.hf import rope
 from models.hf.block_parts import bias_switches, switched_windows
 from models.hf.config_parts import heads, read_rope
-from models.hf.row_layouts import by_group, experts, same, stacked
+from models.hf.row_layouts import Table, by_group, experts, same, stacked
 from models.hf.row_layouts import vocabulary as vocab
-from models.hf.table import Table
 from models.shapes import GPTShape
 
 

@@ -29,8 +29,7 @@ from models.hf.deepseek import (
     write_v2_choice,
 )
 from models.hf.keys import Architecture
-from models.hf.row_layouts import same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
 

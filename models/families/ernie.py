@@ -7,7 +7,7 @@ from models.families.base import HEADS, LLAMA, LLAMA_DEFAULTS, LLAMA_IMPLIED, LL
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture, Config, take_bool
-from models.hf.table import Table
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 PUBLISHED: dict[str, GPTShape] = {

@@ -18,8 +18,7 @@ from models.families.base import (
 from models.hf.block_parts import rotary
 from models.hf.config_parts import COUNT, TOKENS, freq, tied
 from models.hf.keys import Architecture, Config, Span, Unsupported, pop_number
-from models.hf.row_layouts import unsqueezed
-from models.hf.table import Table
+from models.hf.row_layouts import Table, unsqueezed
 from models.shapes import GPTShape
 
 PUBLISHED: dict[str, GPTShape] = {

@@ -19,8 +19,7 @@ from models.families.base import (
 from models.hf.block_parts import layer_windows, read_softcap, rotary_by_window
 from models.hf.config_parts import heads, tied
 from models.hf.keys import HEADS, Architecture, Config, Span, Unsupported, pop_number
-from models.hf.row_layouts import same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
 

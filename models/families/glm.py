@@ -17,8 +17,7 @@ from models.families.base import (
 from models.hf.block_parts import bias_switches, rotary
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture
-from models.hf.row_layouts import same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
 

@@ -21,7 +21,7 @@ from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
 from models.hf.deepseek import deepseek_experts, read_mtp, read_v3_choice
 from models.hf.keys import Architecture, Config, take_bool
-from models.hf.table import Table
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 

@@ -5,9 +5,8 @@ import re
 from models.families.base import tiny
 from models.hf.config_parts import read_gpt2, tied, write_gpt2
 from models.hf.keys import Architecture
-from models.hf.row_layouts import conv1d, conv1d_by_group, same
+from models.hf.row_layouts import Table, conv1d, conv1d_by_group, same
 from models.hf.row_layouts import vocabulary as vocab
-from models.hf.table import Table
 from models.shapes import GPTShape
 
 

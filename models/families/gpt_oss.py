@@ -18,8 +18,7 @@ from models.families.base import (
 from models.hf.block_parts import layer_windows
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture, Config, Unsupported, is_one_of
-from models.hf.row_layouts import fused_expert_biases, fused_experts, same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, fused_expert_biases, fused_experts, same
 from models.shapes import GPTShape
 
 

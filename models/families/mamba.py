@@ -6,9 +6,8 @@ from typing import Any
 from models.families.base import llama, tiny
 from models.hf.config_parts import tied
 from models.hf.keys import HEADS, Architecture, Config, Unsupported, pop_number
-from models.hf.row_layouts import same, unsqueezed
+from models.hf.row_layouts import Table, same, unsqueezed
 from models.hf.row_layouts import vocabulary as vocab
-from models.hf.table import Table
 from models.shapes import GPTShape
 
 

@@ -18,8 +18,7 @@ from models.families.mistral import MIXTRAL_EXPERTS
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
 from models.hf.keys import HEADS, Architecture, Config, Unsupported, is_one_of
-from models.hf.row_layouts import same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
 PUBLISHED: dict[str, GPTShape] = {

@@ -20,8 +20,7 @@ from models.hf import rope
 from models.hf.block_parts import layer_windows
 from models.hf.config_parts import read_mixtral, tied, window, write_mixtral
 from models.hf.keys import Architecture, Config, Span, Unsupported
-from models.hf.row_layouts import experts, same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, experts, same
 from models.shapes import GPTShape
 
 

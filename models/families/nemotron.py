@@ -17,7 +17,7 @@ from models.families.base import (
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture
-from models.hf.table import Table
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 

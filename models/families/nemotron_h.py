@@ -7,8 +7,7 @@ from models.families.base import llama, tiny
 from models.families.mamba import MAMBA_WHOLE, MIXER, read_mixer
 from models.hf.config_parts import COUNT, heads, tied
 from models.hf.keys import SPANS, WIDTH, Architecture, Config, Unsupported, pop_number, take_list
-from models.hf.row_layouts import by_group, experts, same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, by_group, experts, same
 from models.shapes import GPTShape
 
 

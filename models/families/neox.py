@@ -8,9 +8,8 @@ from models.hf import rope
 from models.hf.block_parts import activation, bias_switches
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture, Config, Unsupported, take_bool
-from models.hf.row_layouts import same
+from models.hf.row_layouts import Table, same
 from models.hf.row_layouts import vocabulary as vocab
-from models.hf.table import Table
 from models.shapes import GPTShape
 
 

@@ -20,8 +20,7 @@ from models.families.base import (
 from models.hf.block_parts import layer_windows, rotary, rotary_by_window
 from models.hf.config_parts import olmoe_experts, tied
 from models.hf.keys import Architecture
-from models.hf.row_layouts import same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
 

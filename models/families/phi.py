@@ -18,8 +18,7 @@ from models.hf.block_parts import equal_dropouts
 from models.hf.config_parts import tied, window
 from models.hf.keys import Architecture
 from models.hf.phi_rope import read_phi_rope, write_phi_rope
-from models.hf.row_layouts import fused_by_group, same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, fused_by_group, same
 from models.shapes import GPTShape
 
 _PHI4_MINI_LONG = (

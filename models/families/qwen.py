@@ -26,7 +26,7 @@ from models.families.base import (
 from models.hf.block_parts import no_windows
 from models.hf.config_parts import qwen_moe, tied
 from models.hf.keys import Architecture
-from models.hf.table import Table
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 

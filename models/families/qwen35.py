@@ -22,8 +22,7 @@ from models.families.qwen3_next import DELTA_NET, GATED_ATTENTION, read_kinds, w
 from models.hf.block_parts import rotary
 from models.hf.config_parts import qwen_moe, tied, write_qwen_moe
 from models.hf.keys import Architecture, Config, Read, Unsupported
-from models.hf.row_layouts import delta_parts
-from models.hf.table import Table
+from models.hf.row_layouts import Table, delta_parts
 from models.shapes import GPTShape
 
 

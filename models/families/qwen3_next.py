@@ -20,8 +20,7 @@ from models.families.base import (
 from models.hf.block_parts import rotary
 from models.hf.config_parts import TOKENS, qwen_moe, tied
 from models.hf.keys import Architecture, Config, Unsupported, pop_number, take_list
-from models.hf.row_layouts import delta_projections, gated_by_group, same, unsqueezed
-from models.hf.table import Table
+from models.hf.row_layouts import Table, delta_projections, gated_by_group, same, unsqueezed
 from models.shapes import GPTShape
 
 

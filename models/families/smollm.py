@@ -17,7 +17,7 @@ from models.families.base import (
 from models.hf.block_parts import count, no_windows, rotary
 from models.hf.config_parts import TOKENS, freq, tied
 from models.hf.keys import Architecture, Config, Unsupported, is_one_of, pop_number, take_list
-from models.hf.table import Table
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 PUBLISHED: dict[str, GPTShape] = {

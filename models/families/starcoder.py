@@ -17,8 +17,7 @@ from models.families.base import (
 from models.hf.block_parts import equal_dropouts
 from models.hf.config_parts import tied, window
 from models.hf.keys import Architecture, Config, take_bool
-from models.hf.row_layouts import same
-from models.hf.table import Table
+from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
 

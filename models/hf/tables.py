@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from models.costs.parameters import Parameter, parameters
 from models.families import TABLES
-from models.hf.row_layouts import Strip, row_count
-from models.hf.table import Table
+from models.hf.row_layouts import Strip, Table, row_count
 from models.names import checkpoint_key
 from models.shapes import GPTShape
 from parallel.errors import UserError

@@ -16,7 +16,7 @@ from data.engines import BytesEngine
 from data.order import rank_indices
 from data.prepare import prepare
 from data.source import build_source
-from data.streaming import shares
+from data.streaming import stream
 from data.streaming.source import REMEMBERED, StreamedSource
 from data.streaming.stream import Cursor, documents
 from parallel.errors import UserError
@@ -89,7 +89,7 @@ def small(monkeypatch):
     from data.raw import hub
     from data.streaming import opening
 
-    monkeypatch.setattr(shares, "SMALLEST_UNIT_BYTES", 1000)
+    monkeypatch.setattr(stream, "SMALLEST_UNIT_BYTES", 1000)
     monkeypatch.setattr(opening, "BATCH_BYTES", 500)  # two documents
     monkeypatch.setattr(raw_documents, "BATCH_ROWS", 20)
     monkeypatch.setattr(hub, "ROWS", 40)
