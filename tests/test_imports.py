@@ -60,8 +60,6 @@ TORCH = """
     training.profile: callback memory_snapshot ranges timeline waits
     training.run_dir: data_watch history_callback run_files resume_report shared_check
     training.watchdog: callbacks
-    tools.benchmark.step: one_rank reference sharded    tools.benchmark.data: command loading
-    tools.benchmark.checkpoint: command megatron ours rounds scale trainer
     tools.doctor: worker    tools.parity: compare outputs probe    tools.reshard.megatron: blobs
     tools.plan.calibrate: collectives measure    tools.plan.trace: balance ledger meta spots
 """

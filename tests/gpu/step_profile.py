@@ -9,9 +9,9 @@ from typing import Any, Literal
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
+from tests.benchmarks.step.one_rank import RandomTokens
 from tests.gpu import kernel_kinds
 from tests.gpu.measured_models import loaded
-from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import wait
 from training.config.small_sections import ProfileConfig
 from training.profile.callback import TorchTrace

@@ -14,8 +14,8 @@ from parallel import groups
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import Identity
+from tests.benchmarks.step.one_rank import RandomTokens
 from tests.gpu.measured_models import loaded
-from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import wait
 from training.config.run_config import RunConfig
 from training.memory.measured import (

@@ -1,6 +1,7 @@
 """One run per folder: who owns a run's folder, whether that run is alive, and proof before a commit.
 
-    lock            take the folder or be refused: does its owner live; ``RunLock.still_owns`` and ``fenced`` for the process that commits
+    lock            take the folder, or be refused while its owner lives; ``RunLock.still_owns`` and ``fenced`` for
+                    the process that commits
     record          ``owner.json``: which process of which job owns the folder
     lock_heartbeat  a small process that counts while the owner lives, for newcomers on other hosts
 

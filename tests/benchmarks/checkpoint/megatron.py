@@ -26,8 +26,8 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from parallel.ddp import unwrap
-from tools.benchmark.checkpoint import disk, memory
-from tools.benchmark.checkpoint.trainer import Trainer
+from tests.benchmarks.checkpoint import disk, memory
+from tests.benchmarks.checkpoint.trainer import Trainer
 
 Form = Literal["fully_reshardable", "dp_reshardable"]
 

@@ -21,7 +21,7 @@ from data.shard_writer import ShardWriter, write_index
 from data.source import build_source
 from data.tokenizers import ByteTokenizer
 from parallel.untrusted import read_text
-from tools.benchmark.data.table import MeasuredRow, cpu_s
+from tests.benchmarks.data.table import MeasuredRow, cpu_s
 
 SEQ_LENGTH = 4096
 TOKENS = 50_000_000

@@ -1,8 +1,11 @@
 """Measure saving, loading and converting checkpoints, and write docs/benchmarks/checkpoint.json.
 
-    python -m tools.benchmark checkpoint [--subjects rounds convert scale worker] [--folder FOLDER]
+    python -m tests.benchmarks checkpoint [--subjects rounds convert scale worker] [--folder FOLDER]
 
-FOLDER lies on the disk to measure; about 4 times --gigabytes are needed there. Ratios are of medians of one run.
+FOLDER lies on the disk to measure; about 4 times --gigabytes are needed there. Ratios are of medians of one run, whose
+sides (ours.py; megatron.py, megatron-core's; disk.py, dd and a cold sequential read) are taken in turns (rounds.py), so
+that what slows the machine down slows both. trainer.py has the model, conversion.py tools.convert against dd, scale.py
+the tables of checkpoints of thousands of ranks.
 """
 
 import os
@@ -19,8 +22,8 @@ from parallel import launch, local_ranks, output
 from parallel.flags import parse_flags
 from parallel.layout import Layout
 from parallel.untrusted import read_json
-from tools.benchmark.checkpoint import conversion, scale
-from tools.benchmark.circumstances import ROOT, circumstances, earlier, keep
+from tests.benchmarks.checkpoint import conversion, scale
+from tests.benchmarks.circumstances import ROOT, circumstances, earlier, keep
 from tools.shared.written import check_place
 
 Subject = Literal["rounds", "convert", "scale", "worker"]
@@ -53,7 +56,7 @@ class CheckpointBenchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
-    job = parse_flags(CheckpointBenchmark, argv, "python -m tools.benchmark checkpoint", __doc__)
+    job = parse_flags(CheckpointBenchmark, argv, "python -m tests.benchmarks checkpoint", __doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     results = earlier(job.output)
     if job.folder is not None:
@@ -94,8 +97,8 @@ def medians(nproc: int, rounds: int, size: int, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="triplane-benchmark-") as logs:
         with output.own_output(Path(logs), launch.Identity(), every_rank=False):  # torch loads noisily
-            from tools.benchmark.checkpoint import rounds as module
-            from tools.benchmark.checkpoint.trainer import BYTES_PER_PARAMETER
+            from tests.benchmarks.checkpoint import rounds as module
+            from tests.benchmarks.checkpoint.trainer import BYTES_PER_PARAMETER
         hidden, layers = model_of(size / BYTES_PER_PARAMETER)
         task = module.Rounds(folder=folder / "files", rounds=rounds, num_layers=layers, hidden_size=hidden)
 

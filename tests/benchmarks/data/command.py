@@ -1,6 +1,6 @@
 """make bench-data: the data layer's figures against its peers', in a table and in docs/benchmarks/data.json.
 
-    python -m tools.benchmark data [--megatron_lm CHECKOUT]
+    python -m tests.benchmarks data [--megatron_lm CHECKOUT]
 
 CPU-seconds, children included; ratios from one run. A missing peer is a row that says so, and no pass. Exit code 0:
 measured; 1: something is below its goal.
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallel.flags import parse_flags
-from tools.benchmark.circumstances import ROOT, circumstances, earlier, keep, versions
-from tools.benchmark.data import loading, tokenising
-from tools.benchmark.data.table import MeasuredRow
+from tests.benchmarks.circumstances import ROOT, circumstances, earlier, keep, versions
+from tests.benchmarks.data import loading, tokenising
+from tests.benchmarks.data.table import MeasuredRow
 from tools.shared.written import check_place
 
 PEERS = ("megatron-core", "tokenizers", "sentencepiece", "tiktoken", "gigatoken", "mosaicml-streaming", "litdata")
@@ -40,7 +40,7 @@ class DataBenchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
-    asked = parse_flags(DataBenchmark, argv, "python -m tools.benchmark data", __doc__)
+    asked = parse_flags(DataBenchmark, argv, "python -m tests.benchmarks data", __doc__)
     earlier(asked.output)
     if asked.folder:
         check_place(asked.folder / "hf", "--folder")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once)
-from tools.benchmark.step import command as benchmark
-from tools.benchmark.step import one_rank, startup
-from tools.benchmark.step.one_rank import RandomTokens
+from tests.benchmarks.step import command as benchmark
+from tests.benchmarks.step import one_rank, startup
+from tests.benchmarks.step.one_rank import RandomTokens
 from training.cli import parse
 from training.config.train_config import TrainConfig
 

@@ -11,8 +11,8 @@ import pytest
 
 from models.families import SHAPES, TINY
 from parallel.layout import Layout
-from tools.benchmark.checkpoint import command as benchmark
-from tools.benchmark.checkpoint import conversion, scale
+from tests.benchmarks.checkpoint import command as benchmark
+from tests.benchmarks.checkpoint import conversion, scale
 from training.checkpoint.format.tables import IncompleteError
 
 

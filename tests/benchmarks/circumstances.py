@@ -10,7 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import read_json, read_text
+from parallel.untrusted import read_json
+from tools.shared.processor import cpu_model
 from tools.shared.written import check_file, marked, write_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,12 +73,3 @@ def versions(distributions: Sequence[str]) -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[name] = None
     return found
-
-
-def cpu_model() -> str:
-    """What Linux calls the processor."""
-    info = Path("/proc/cpuinfo")
-    for entry in read_text(info).splitlines() if info.exists() else []:
-        if entry.startswith("model name"):
-            return entry.split(":", 1)[1].strip()
-    return platform.machine()

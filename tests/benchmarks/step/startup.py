@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.benchmark.circumstances import ROOT
+from tests.benchmarks.circumstances import ROOT
 
 DEMO = "slurm/recipes/demo.toml"
 GOAL_OF_TORCHRUN = 1 / 3

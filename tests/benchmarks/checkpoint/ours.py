@@ -11,8 +11,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from tools.benchmark.checkpoint import disk, memory
-from tools.benchmark.checkpoint.trainer import Trainer
+from tests.benchmarks.checkpoint import disk, memory
+from tests.benchmarks.checkpoint.trainer import Trainer
 from training.checkpoint import Contents, folders, restore, save
 from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.callback import SaveCallback

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from parallel.launch import Identity
-from tools.benchmark.checkpoint import disk, megatron, ours
-from tools.benchmark.checkpoint.trainer import Trainer, configuration, started
+from tests.benchmarks.checkpoint import disk, megatron, ours
+from tests.benchmarks.checkpoint.trainer import Trainer, configuration, started
 
 FORMS: tuple[megatron.Form, ...] = ("fully_reshardable", "dp_reshardable")
 

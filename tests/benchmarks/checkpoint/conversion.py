@@ -18,7 +18,7 @@ from models.families import SHAPES
 from models.hf.shapes import write_config
 from models.hf.tables import entries
 from models.shapes import GPTShape
-from tools.benchmark.checkpoint import disk, memory
+from tests.benchmarks.checkpoint import disk, memory
 from tools.convert.importing import import_folder
 from training.checkpoint.format.writer import FileWriter
 

@@ -1,6 +1,6 @@
 """Measure what Triplane promises of a CPU, and write it to docs/benchmarks/cpu.json.
 
-    python -m tools.benchmark step [--subjects one_rank startup answers sharded]
+    python -m tests.benchmarks step [--subjects one_rank startup answers sharded]
 
 Ratios compare two sides within one run; CPU seconds bear other programs better than wall seconds do.
 """
@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from parallel import launch, output
 from parallel.flags import parse_flags
-from tools.benchmark.circumstances import ROOT, circumstances, earlier, keep
-from tools.benchmark.step import startup
+from tests.benchmarks.circumstances import ROOT, circumstances, earlier, keep
+from tests.benchmarks.step import startup
 
 Subject = Literal["one_rank", "startup", "answers", "sharded"]
 
@@ -41,7 +41,7 @@ class StepBenchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
-    job = parse_flags(StepBenchmark, argv, "python -m tools.benchmark step", __doc__)
+    job = parse_flags(StepBenchmark, argv, "python -m tests.benchmarks step", __doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     results = earlier(job.output)
     failed = False
@@ -67,7 +67,7 @@ def measure(subject: Subject, job: StepBenchmark) -> dict[str, Any]:
         return startup.first_step(job.nproc)
     logs = tempfile.TemporaryDirectory(prefix="triplane-benchmark-")
     with logs, output.own_output(Path(logs.name), launch.Identity(), every_rank=False):  # torch loads noisily
-        from tools.benchmark.step import one_rank, sharded
+        from tests.benchmarks.step import one_rank, sharded
 
         if subject == "sharded":
             return sharded.measure()

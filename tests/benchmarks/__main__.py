@@ -1,8 +1,8 @@
 """Measure Triplane on a CPU against peers, and write docs/benchmarks/*.json.
 
-    python -m tools.benchmark step          a training step against plain PyTorch, ranks' first step, --help
-    python -m tools.benchmark checkpoint    save, load and convert against the disk and megatron-core
-    python -m tools.benchmark data          tokenise and load against Megatron-LM and other loaders
+    python -m tests.benchmarks step          a training step against plain PyTorch, ranks' first step, --help
+    python -m tests.benchmarks checkpoint    save, load and convert against the disk and megatron-core
+    python -m tests.benchmarks data          tokenise and load against Megatron-LM and other loaders
 
 Each has --help. Exit code 0: measured, whether the goals were met or not (data: all goals met); 1: otherwise.
 """
@@ -26,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in SUBCOMMANDS:
         found = f'"{name}"' if name else "nothing"
         raise UserError(f"expected a subcommand, {', '.join(SUBCOMMANDS)}; found {found}. See --help.")
-    code: int = importlib.import_module(f"tools.benchmark.{name}.command").main(flags)
+    code: int = importlib.import_module(f"tests.benchmarks.{name}.command").main(flags)
     return code
 
 
 if __name__ == "__main__":
-    raise SystemExit(command.run("tools.benchmark", main))
+    raise SystemExit(command.run("tests.benchmarks", main))

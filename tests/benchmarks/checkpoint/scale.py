@@ -19,7 +19,7 @@ from models.names import checkpoint_key
 from models.shapes import GPTShape
 from parallel.layout import Layout
 from parallel.regions import flat_boxes
-from tools.benchmark.checkpoint import memory
+from tests.benchmarks.checkpoint import memory
 from training.checkpoint.format.pieces import TensorGroup, TensorPiece, piece_entry
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.tables import INDEX, PIECES, merge

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.benchmark.data import command as benchmark
-from tools.benchmark.data.table import MeasuredRow
+from tests.benchmarks.data import command as benchmark
+from tests.benchmarks.data.table import MeasuredRow
 
 
 def test_a_missing_peer_is_no_pass_and_a_low_ratio_a_no() -> None:

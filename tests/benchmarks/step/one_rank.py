@@ -22,7 +22,7 @@ from models.resolve import resolve
 from parallel import groups
 from parallel.config import PrecisionConfig
 from parallel.launch import Identity
-from tools.benchmark.step import reference
+from tests.benchmarks.step import reference
 from training import train
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig

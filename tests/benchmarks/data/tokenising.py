@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.benchmark.data import corpus
-from tools.benchmark.data.table import MeasuredRow, command_cpu_s, cpu_s
+from tests.benchmarks.data import corpus
+from tests.benchmarks.data.table import MeasuredRow, command_cpu_s, cpu_s
 
 ROOT = Path(__file__).parents[3]
 NO_MEGATRON = "peer missing: give Megatron-LM's checkout by --megatron_lm"
