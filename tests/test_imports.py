@@ -35,7 +35,7 @@ NO_TORCH = """
     models.costs.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
     training.watchdog.watchdog training.watchdog.rank_monitor training.profile.summarize training.profile.page
     models.costs.sizes training.memory.predicted training.memory.oom_candidates training.memory.oom_advice
-    tools.plan.run tools.plan.backtest.command
+    tools.plan.run
 """
 TORCH = """
     parallel: ddp fsdp fsdp_units groups mcore_patches metrics precision random_states regions

@@ -11,9 +11,9 @@ from models.costs.sizes import sizes
 from models.costs.states import BlockStack
 from models.families import named
 from models.shapes import GPTShape
+from tests.planner.rows import PUBLISHED, read
+from tests.planner.validation import predicted_s
 from tools import clusters
-from tools.plan.backtest.rows import PUBLISHED, read
-from tools.plan.backtest.validation import predicted_s
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import fitted, interval
 from tools.plan.cost.hardware import machine

@@ -1,5 +1,5 @@
 """What Transformer Engine's modules keep of a block, tensor by tensor, against the formulas. No GPU has counted these:
-published runs that fitted have (tools/plan/backtest)."""
+published runs that fitted have (tests/planner)."""
 
 import pytest
 

@@ -9,14 +9,16 @@ import pytest
 
 from models.costs.peak import SAFE_SHARE
 from parallel.errors import UserError
+from tests.planner import refit
+from tests.planner.fit import fit
+from tests.planner.metrics import errors, memory_errors, order
+from tests.planner.peaks import as_given, peak_bytes
+from tests.planner.recipes import recipe
+from tests.planner.rows import PUBLISHED, PublishedRun, read
+from tests.planner.validation import by_layout, predicted_s
 from tools.plan.__main__ import main
-from tools.plan.backtest.fit import fit
-from tools.plan.backtest.metrics import errors, memory_errors, order
-from tools.plan.backtest.peaks import as_given, peak_bytes
-from tools.plan.backtest.recipes import recipe
-from tools.plan.backtest.rows import PUBLISHED, PublishedRun, read
-from tools.plan.backtest.validation import by_layout, predicted_s
 from tools.plan.cost.constants import fitted, interval
+from tools.plan.report import accuracy
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,14 @@ def test_errors_and_order_on_the_shipped_runs(rows: list[PublishedRun]) -> None:
     orders = {word: order(own, predicted_s(own, fitted())) for word, own in sweeps.items()}
     assert orders["BigScience"].right > 0.84 and orders["BigScience"].top1 < 0.025
     assert orders["vTrain"].right > 0.79 and orders["vTrain"].top1 < 0.02
+
+
+def test_the_pages_points_are_todays_prices(rows: list[PublishedRun]) -> None:
+    """Where prices change, ``tools.plan backtest --refit`` writes both."""
+    kept, priced = accuracy.points(), refit.points_of(rows)
+    assert [point._replace(predicted_s=0) for point in kept] == [point._replace(predicted_s=0) for point in priced]
+    assert [point.predicted_s for point in kept] == pytest.approx([point.predicted_s for point in priced], rel=2e-3)
+    assert len(kept) == 520 and len(accuracy.unseen()) == 4
 
 
 def test_what_failed_for_memory_is_flagged_and_little_else(rows: list[PublishedRun]) -> None:

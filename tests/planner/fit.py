@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plan.backtest.rows import PublishedRun
+from tests.planner.rows import PublishedRun
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import ASSUMED, EXPERTS_ONLY, Constants
 from tools.plan.cost.step import step_times

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from models.costs.program import Software
-from tools.plan.backtest.recipes import recipe
+from tests.planner.recipes import recipe
 
 MEGATRON_2021 = Software(
     flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, main_gradient_bytes=2,

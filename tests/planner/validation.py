@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plan.backtest.fit import fit
-from tools.plan.backtest.rows import PublishedRun
+from tests.planner.fit import fit
+from tests.planner.rows import PublishedRun
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.step import step_times

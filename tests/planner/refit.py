@@ -1,18 +1,21 @@
-"""Fits the constants and writes ``cost/fitted.toml``: constants, intervals, and how well unseen runs were met."""
+"""Fits the constants and writes ``cost/fitted.toml``: constants, intervals, and how well unseen runs were met; and the
+points of the page."""
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel.untrusted import read_toml
-from tools.plan.backtest import validation
-from tools.plan.backtest.fit import fit
-from tools.plan.backtest.metrics import Errors, errors, order
-from tools.plan.backtest.rows import PublishedRun
+from tests.planner import validation
+from tests.planner.fit import fit
+from tests.planner.metrics import errors, order
+from tests.planner.rows import PublishedRun
 from tools.plan.cost import constants
 from tools.plan.cost.constants import FITTED
+from tools.plan.report.accuracy import POINTS, Point
 
 PLACES = 5
 """Significant digits that are kept: more would pretend."""
@@ -25,7 +28,7 @@ def refit(rows: Sequence[PublishedRun], note: Callable[[str], None]) -> None:
     kinds = {"dense": [not row.experts for row in stated], "experts": [row.experts for row in stated]}
     unseen = {"layout": validation.by_layout(stated, note), "cluster": validation.by_cluster(stated, note)}
     lines = [
-        "# Written by: python -m tools.plan backtest tools/plan/backtest/published.csv --refit",
+        "# Written by: python -m tools.plan backtest tests/planner/published.csv --refit",
         f"# From {len(stated)} published runs; cost/constants.py says what each constant means.",
         "[constants]",
         *(f"{name} = {_short(value)}" for name, value in asdict(found).items()),
@@ -38,6 +41,7 @@ def refit(rows: Sequence[PublishedRun], note: Callable[[str], None]) -> None:
     FITTED.write_text("\n".join(lines) + "\n")
     constants.fitted.cache_clear()
     constants.interval.cache_clear()
+    write_points(rows)
 
 
 def _short(value: float) -> str:
@@ -58,17 +62,21 @@ def _scores(rows: Sequence[PublishedRun], predicted: NDArray[np.float64], chosen
     return [f"{name} = {value if isinstance(value, int) else round(value, 4)}" for name, value in scores.items()]
 
 
-def kept() -> list[str]:
-    """What the file says of runs that the constants had not seen."""
-    if not FITTED.exists():
-        return []
-    lines = []
-    for name, kinds in read_toml(FITTED)["unseen"].items():
-        for kind, own in kinds.items():
-            known = Errors(own["count"], own["mean"], own["median"], own["p90"], own["bias"])
-            lines.append(
-                f"{kind}, each {name} by constants fitted without it ({known.count} runs of published.csv): mean "
-                f"{known.mean:.1%}, median {known.median:.1%}, p90 {known.p90:.1%}, bias {known.bias:+.1%}; pair order "
-                f"{own['pair_order']:.3f}, top-1 regret {own['top1_regret']:.1%}, top-3 {own['top3_regret']:.1%}"
-            )
-    return lines
+def write_points(rows: Sequence[PublishedRun]) -> None:
+    """What the planner's page draws: each run's seconds, measured and priced by the constants kept."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(Point._fields)
+    table.writerows(points_of(rows))
+    POINTS.write_text(text.getvalue())
+
+
+def points_of(rows: Sequence[PublishedRun]) -> list[Point]:
+    """Of rows with a measured time, rounded as they are kept."""
+    stated = [row for row in rows if row.measured_s]
+    predicted = validation.predicted_s(stated, constants.fitted())
+    labels = [f"{row.text['model']} {row.cluster.name}" for row in stated]
+    return [
+        Point(float(f"{row.measured_s:.4g}"), float(f"{guess:.4g}"), row.experts, label)
+        for row, guess, label in zip(stated, predicted, labels, strict=True)
+    ]

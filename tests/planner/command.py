@@ -14,19 +14,20 @@ from models.costs.cases import Column
 from models.costs.peak import SAFE_SHARE
 from parallel.errors import UserError
 from parallel.output import columns
-from tools.plan.backtest import refit, validation
-from tools.plan.backtest.columns import unread
-from tools.plan.backtest.machines import unknown_card
-from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
-from tools.plan.backtest.models import guessed
-from tools.plan.backtest.peaks import as_given, peak_bytes, untold
-from tools.plan.backtest.recipes import recipe
-from tools.plan.backtest.rows import GIB, PUBLISHED, PublishedRun, read
+from tests.planner import refit, validation
+from tests.planner.columns import unread
+from tests.planner.machines import unknown_card
+from tests.planner.metrics import Errors, errors, grouped, memory_errors, order
+from tests.planner.models import guessed
+from tests.planner.peaks import as_given, peak_bytes, untold
+from tests.planner.recipes import recipe
+from tests.planner.rows import GIB, PUBLISHED, PublishedRun, read
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.hardware import peak_tflops
 from tools.plan.cost.step import step_times
 from tools.plan.flags import BacktestFlags
+from tools.plan.report.accuracy import unseen
 from tools.shared.written import check_file, marked, write_file
 
 
@@ -47,7 +48,7 @@ def backtest(flags: BacktestFlags) -> None:
     if flags.cross_validate:
         print("\n".join(cross_validation(rows)))
     else:
-        print("\n".join(refit.kept()))
+        print("\n".join(unseen()))
     if flags.output is not None:
         write(flags.output, rows, predicted, held)
         print(f"written: {flags.output}")

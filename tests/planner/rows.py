@@ -14,11 +14,11 @@ from models.costs.sizes import ModelSizes
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.untrusted import read_text
+from tests.planner.columns import canonical, cells
+from tests.planner.machines import cluster_of
+from tests.planner.models import model_name, shape_of, sizes_of
+from tests.planner.programs import on_card, program, when
 from tools.clusters import Cluster
-from tools.plan.backtest.columns import canonical, cells
-from tools.plan.backtest.machines import cluster_of
-from tools.plan.backtest.models import model_name, shape_of, sizes_of
-from tools.plan.backtest.programs import on_card, program, when
 from tools.plan.cost.cases import PricedCase
 from tools.plan.cost.hardware import Hardware, card_age, generation, machine
 

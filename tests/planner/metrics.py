@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plan.backtest.rows import PublishedRun
+from tests.planner.rows import PublishedRun
 
 CLOSE = 0.05
 """Two layouts whose measured times are closer than this share have no order: the same run differs by as much."""

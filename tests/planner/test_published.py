@@ -6,10 +6,10 @@ import pytest
 
 from models.costs.parameters import num_parameters
 from models.families import SHAPES
+from tests.planner.machines import cluster_of
+from tests.planner.models import billions, dimensions, guessed, model_name, shape_of
+from tests.planner.rows import PUBLISHED, read
 from tools.plan.__main__ import main
-from tools.plan.backtest.machines import cluster_of
-from tools.plan.backtest.models import billions, dimensions, guessed, model_name, shape_of
-from tools.plan.backtest.rows import PUBLISHED, read
 
 HEADER = "id,model,seq_len,gpu,n_gpus,tp,pp,dp,mbs,gbs,step_s"
 

@@ -12,7 +12,7 @@ from models.costs.parameters import active_parameters, block_parameters, num_par
 from models.costs.sizes import ModelSizes, sizes
 from models.families import ALIASES, SHAPES
 from models.shapes import GPTShape
-from tools.plan.backtest.benchmarked import BENCHMARKED, LATENT_EXPERTS
+from tests.planner.benchmarked import BENCHMARKED, LATENT_EXPERTS
 
 UNTOLD_BILLIONS = 8.0
 """Of a model that tells neither its name nor its size: it is unknown, and every row gets a prediction."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tools.plan.backtest.models import model_name
+from tests.planner.models import model_name
 
 RECIPES = Path(__file__).with_name("recipes.csv")
 

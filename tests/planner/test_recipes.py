@@ -7,11 +7,11 @@ import pytest
 from models.costs.flops import flops_per_token
 from models.costs.program import Software
 from models.costs.sizes import sizes
-from tools.plan.backtest.benchmarked import BENCHMARKED
-from tools.plan.backtest.models import shape_of
-from tools.plan.backtest.programs import on_card, program, when
-from tools.plan.backtest.recipes import RECIPES, recipe, release
-from tools.plan.backtest.rows import PUBLISHED, PublishedRun, read
+from tests.planner.benchmarked import BENCHMARKED
+from tests.planner.models import shape_of
+from tests.planner.programs import on_card, program, when
+from tests.planner.recipes import RECIPES, recipe, release
+from tests.planner.rows import PUBLISHED, PublishedRun, read
 from tools.plan.cost.hardware import card_age
 
 
