@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data import engines
 from data.config import DataConfig
-from data.engines import Engine
 from data.raw import hub, inputs, units
 from data.raw.csv_records import DELIMITERS
 from data.raw.documents import read
@@ -15,7 +13,9 @@ from data.raw.inputs import InputSource
 from data.raw.reading import ReadOptions, Rejects
 from data.raw.units import Unit
 from data.streaming import stream
-from data.tokenizers import Tokenizer
+from data.tokenizers import engines
+from data.tokenizers.base import Tokenizer
+from data.tokenizers.engines import Engine
 from parallel.errors import UserError
 
 BATCH_BYTES = 256 << 10

@@ -14,12 +14,12 @@ import numpy as np
 import xxhash
 
 from data.config import MOST_STREAMS, split_weights
-from data.engines import Engine
 from data.order import permute
 from data.raw.documents import read
 from data.raw.reading import DocumentOffset, ReadOptions, Rejects
 from data.raw.units import Unit
 from data.split import SPLITS, SplitName
+from data.tokenizers.engines import Engine
 from parallel.errors import UserError
 
 UNITS_PER_STREAM = 256

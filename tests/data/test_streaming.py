@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from data.config import DataConfig
-from data.engines import BytesEngine
 from data.order import rank_indices
 from data.prepare import prepare
 from data.source import build_source
 from data.streaming import stream
 from data.streaming.source import REMEMBERED, StreamedSource
 from data.streaming.stream import Cursor, documents
+from data.tokenizers.engines import BytesEngine
 from parallel.errors import UserError
 from training.batches import DEPTH
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from data.tokenizers import open_tokenizer
+from data.tokenizers.base import open_tokenizer
 from models.families import ARCHITECTURES
 from models.hf.files import read_configuration
 from models.hf.other_keys import NO_EFFECT

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data import tokenizers
+from data.tokenizers import base
 from models.config import ModelConfig
 from models.hf.files import CARRIED, read_configuration
 from models.hf.shapes import read_shape, write_config
@@ -84,14 +84,14 @@ def carried_files(config: RunConfig, folder: Path) -> CarriedFiles:
     """Of the recipe's tokenizer; of a stand-in's, of the one that another program's checkpoint carries."""
     own = folder / FOLDER
     name = str(own) if config.data.tokenizer in STAND_INS and own.is_dir() else config.data.tokenizer
-    if name in STAND_INS or not tokenizers.exists(name):
+    if name in STAND_INS or not base.exists(name):
         return CarriedFiles()
     try:
-        opened = tokenizers.open_named(name, config.data.eod_token)
+        opened = base.open_named(name, config.data.eod_token)
     except UserError:  # the run says so; the checkpoint's numbers do not depend on it
         path = Path(name)
         return CarriedFiles(copies={path.name: path} if path.is_file() else {})
-    kept = tokenizers.carried(opened)
+    kept = base.carried(opened)
     return CarriedFiles(kept.name, tokenizer_files(opened.path, kept, licenses=False), kept.texts)
 
 

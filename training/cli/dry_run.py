@@ -74,7 +74,7 @@ def vocabulary_size(config: RunConfig) -> int | None:
     name = config.data.tokenizer
     if name in ("byte", "builtin"):
         return 257 if name == "byte" else config.data.builtin_vocab_size
-    from data.tokenizers import exists, open_named
+    from data.tokenizers.base import exists, open_named
 
     return open_named(name, config.data.eod_token).vocab_size if exists(name) else None
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from megatron.core.optimizer import MegatronOptimizer
 
 from data.prepared import Prepared
-from data.tokenizer_json import JsonTokenizer
-from data.tokenizers import carried
+from data.tokenizers.base import carried
+from data.tokenizers.tokenizer_json import JsonTokenizer
 from parallel.ddp import Chunks
 from parallel.durable import replace_file
 from parallel.errors import SharedMistake

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.tokenizers import ByteTokenizer
+from data.tokenizers.base import ByteTokenizer
 from models import gpt
 from models.costs.parameters import num_parameters
 from models.costs.stage_parameters import stages

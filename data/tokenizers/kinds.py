@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from data.tokenizer_pair import MERGES, VOCABULARY
+from data.tokenizers.gpt2_pair import MERGES, VOCABULARY
 from parallel.errors import UserError
 from parallel.untrusted import InputError, open_regular
 

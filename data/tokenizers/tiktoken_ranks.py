@@ -9,8 +9,8 @@ from typing import Annotated
 
 import numpy as np
 
-from data.tiktoken_meta import encoding_of
-from data.tokenizer_files import MOST_IDS, model_bytes, vocabulary_size
+from data.tokenizers.tiktoken_meta import encoding_of
+from data.tokenizers.vocabulary import MOST_IDS, model_bytes, vocabulary_size
 from parallel.errors import UserError
 from parallel.schema import Range, shown
 from parallel.untrusted import InputError, parse_json

@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 from sentencepiece import SentencePieceProcessor
 
-from data.tokenizers import SentencePieceTokenizer
+from data.tokenizers.base import SentencePieceTokenizer
 from parallel.errors import UserError
 
 BLANK = "\u2581"

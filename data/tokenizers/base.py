@@ -8,12 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from data import cache, sentencepiece_training, tokenizer_kinds
+from data import cache
 from data.config import DataConfig, path_of
-from data.tokenizer_files import model_bytes
-from data.tokenizer_json import JsonTokenizer
-from data.tokenizer_pair import PairTokenizer, pair_of
-from data.tokenizer_tiktoken import TiktokenTokenizer
+from data.tokenizers import kinds, sentencepiece_training
+from data.tokenizers.gpt2_pair import PairTokenizer, pair_of
+from data.tokenizers.tiktoken_ranks import TiktokenTokenizer
+from data.tokenizers.tokenizer_json import JsonTokenizer
+from data.tokenizers.vocabulary import model_bytes
 from parallel.errors import UserError
 
 EXPECTED = (
@@ -65,10 +66,10 @@ def open_tokenizer(path: Path, eod_token: str | None, flags: str = "data.") -> "
     Raises UserError where it is missing or unusable.
     """
     if path.is_dir():
-        path = tokenizer_kinds.file_in(path, flags)
+        path = kinds.file_in(path, flags)
     if not path.exists():
         raise UserError(f"{flags}tokenizer: no file {path}; expected {EXPECTED}.")
-    kind = tokenizer_kinds.kind_of(path, flags)
+    kind = kinds.kind_of(path, flags)
     if kind in ("vocabulary", "merges"):
         return PairTokenizer(*pair_of(path), eod_token, flags)
     if kind in ("tiktoken", "description"):

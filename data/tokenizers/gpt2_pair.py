@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.tiktoken_engine import byte_letters
-from data.tokenizer_files import model_bytes
-from data.tokenizer_json import JsonTokenizer
+from data.tokenizers.tiktoken_engine import byte_letters
+from data.tokenizers.tokenizer_json import JsonTokenizer
+from data.tokenizers.vocabulary import model_bytes
 from parallel.errors import UserError
 from parallel.untrusted import InputError, json_value, read_foreign
 

@@ -6,10 +6,10 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from data.tokenizer_json import JsonTokenizer
-from data.tokenizer_pair import PairTokenizer
-from data.tokenizer_tiktoken import TiktokenTokenizer
-from data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from data.tokenizers.base import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from data.tokenizers.gpt2_pair import PairTokenizer
+from data.tokenizers.tiktoken_ranks import TiktokenTokenizer
+from data.tokenizers.tokenizer_json import JsonTokenizer
 from parallel.errors import UserError
 
 EngineName = Literal["auto", "bytes", "sentencepiece", "tokenizers", "tiktoken", "gigatoken"]
@@ -151,7 +151,7 @@ def choose(
 def _by_words(
     tokenizer: SentencePieceTokenizer, own: Engine, sample: list[str], console: Callable[[str], None]
 ) -> Engine:
-    from data.sentencepiece_engine import WordsEngine
+    from data.tokenizers.sentencepiece_engine import WordsEngine
 
     try:
         engine = WordsEngine(tokenizer)
@@ -181,7 +181,7 @@ def _build(tokenizer: Tokenizer, name: EngineName) -> Engine:
     if name == "gigatoken":
         return GigatokenEngine(tokenizer)
     if name == "tiktoken" and isinstance(tokenizer, JsonTokenizer):
-        from data.tiktoken_engine import TiktokenEngine
+        from data.tokenizers.tiktoken_engine import TiktokenEngine
 
         return TiktokenEngine(tokenizer)
     raise UserError(f"engine {name}: not for this tokenizer, whose engine is {reference(tokenizer).name}.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.tokenizer_files import model_bytes, vocabulary_size
+from data.tokenizers.vocabulary import model_bytes, vocabulary_size
 from parallel.errors import UserError, printable
 from parallel.schema import shown
 from parallel.untrusted import InputError, json_value, read_foreign

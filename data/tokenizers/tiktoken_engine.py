@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from data.tokenizer_json import JsonTokenizer
+from data.tokenizers.tokenizer_json import JsonTokenizer
 from parallel.errors import UserError
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
