@@ -7,5 +7,5 @@ gpt2_pair               vocab.json and merges.txt as a tokenizer.json
 tiktoken_ranks          tiktoken's files; tiktoken_meta, what Meta's code adds to its own
 sentencepiece_training  the built-in one's model, trained once
 vocabulary              what any vocabulary must be like
-engines                 many documents at speed, proved to be the tokenizer's ids; two are sentencepiece_engine, tiktoken_engine
+engines                 many documents at speed, proved to be its ids: sentencepiece_engine, tiktoken_engine
 """

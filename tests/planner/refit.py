@@ -15,7 +15,7 @@ from tests.planner.metrics import errors, order
 from tests.planner.rows import PublishedRun
 from tools.plan.cost import constants
 from tools.plan.cost.constants import FITTED
-from tools.plan.report.accuracy import POINTS, Point
+from tools.plan.report.accuracy import POINTS, PublishedPoint
 
 PLACES = 5
 """Significant digits that are kept: more would pretend."""
@@ -66,17 +66,17 @@ def write_points(rows: Sequence[PublishedRun]) -> None:
     """What the planner's page draws: each run's seconds, measured and priced by the constants kept."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(Point._fields)
+    table.writerow(PublishedPoint._fields)
     table.writerows(points_of(rows))
     POINTS.write_text(text.getvalue())
 
 
-def points_of(rows: Sequence[PublishedRun]) -> list[Point]:
+def points_of(rows: Sequence[PublishedRun]) -> list[PublishedPoint]:
     """Of rows with a measured time, rounded as they are kept."""
     stated = [row for row in rows if row.measured_s]
     predicted = validation.predicted_s(stated, constants.fitted())
     labels = [f"{row.text['model']} {row.cluster.name}" for row in stated]
     return [
-        Point(float(f"{row.measured_s:.4g}"), float(f"{guess:.4g}"), row.experts, label)
+        PublishedPoint(float(f"{row.measured_s:.4g}"), float(f"{guess:.4g}"), row.experts, label)
         for row, guess, label in zip(stated, predicted, labels, strict=True)
     ]

@@ -11,7 +11,7 @@ from tools.plan.cost.constants import FITTED
 POINTS = Path(__file__).with_name("published.csv")
 
 
-class Point(NamedTuple):
+class PublishedPoint(NamedTuple):
     """One published run: seconds of a step, measured and priced."""
 
     measured_s: float
@@ -20,11 +20,11 @@ class Point(NamedTuple):
     label: str
 
 
-def points() -> list[Point]:
+def points() -> list[PublishedPoint]:
     """Of the runs whose step was measured."""
     _, *rows = csv.reader(io.StringIO(read_text(POINTS)))
     return [
-        Point(float(measured), float(predicted), experts == "True", label)
+        PublishedPoint(float(measured), float(predicted), experts == "True", label)
         for measured, predicted, experts, label in rows
     ]
 
