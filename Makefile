@@ -42,14 +42,14 @@ docs: .venv-docs/.ready
 	@echo "build/site/index.html"
 
 bench: setup
-	$(PYTHON) -m tools.benchmark step
+	$(PYTHON) -m tests.benchmarks step
 
 bench-checkpoint: setup
-	$(PYTHON) -m tools.benchmark checkpoint
+	$(PYTHON) -m tests.benchmarks checkpoint
 
 # Megatron-LM is no package: MEGATRON_LM=its checkout. mosaicml-streaming and litdata are measured where installed.
 bench-data: setup
-	$(PYTHON) -m tools.benchmark data $(if $(MEGATRON_LM),--megatron_lm $(MEGATRON_LM))
+	$(PYTHON) -m tests.benchmarks data $(if $(MEGATRON_LM),--megatron_lm $(MEGATRON_LM))
 
 prove-gpu: setup
 	$(PYTHON) -m tests.gpu

@@ -20,7 +20,7 @@ from data.prepared import Prepared, SourceProgress
 from data.raw.identity import identity
 from data.shards import bin_path, idx_path
 from data.split import SPLITS, SplitName
-from data.tokenizers import Tokenizer
+from data.tokenizers.base import Tokenizer
 from parallel.errors import UserError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data import blend, cache, corpus, inputs, shard_writer, tokenizers
+from data import blend, cache, corpus, inputs, shard_writer
 from data.config import DataConfig
 from data.prepared import Prepared, PreparedSource
 from data.raw import pieces
@@ -20,7 +20,8 @@ from data.raw.pieces import DocumentPiece
 from data.shards import Shard
 from data.sources import Named, inputs_of, named
 from data.streaming.opening import open_streams
-from data.tokenizers import Tokenizer
+from data.tokenizers import base
+from data.tokenizers.base import Tokenizer
 from parallel.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ def prepare(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | N
     terminal. Raises UserError for missing, damaged, unreadable or empty inputs.
     """
     if config.stream:
-        return _streamed(config, tokenizers.load(config, cache.root(config), console), console)
+        return _streamed(config, base.load(config, cache.root(config), console), console)
     sources = named(config)
     given = [inputs_of(source, config) for source in sources]
     if len(sources) > 1:
         _tell_overlaps(sources, given, console)
     folder = cache.root(config)
-    tokenizer = tokenizer or tokenizers.load(config, folder, console)
+    tokenizer = tokenizer or base.load(config, folder, console)
     units = blend.rounded([source.weight for source in sources])
     opened = [[Shard(prefix) for prefix in found.prefixes] for found in given]
     _check_manifests([shard for some in opened for shard in some], tokenizer, config, console)

@@ -11,7 +11,7 @@ from data.blend import Blend
 from data.shards import Shard
 from data.split import SplitName
 from data.streaming.opening import Streams
-from data.tokenizers import Tokenizer
+from data.tokenizers.base import Tokenizer
 
 
 class SourceProgress(NamedTuple):

@@ -24,8 +24,7 @@ from tools.from_megatron.flags import known
 from training.config.recipe import sections
 from training.config.run_config import RunConfig
 from training.metrics.console import FAMILIES, SHOWN
-from training.metrics.prometheus import sample_name
-from training.metrics.prometheus_names import family
+from training.metrics.prometheus import family, sample_name
 from training.metrics.registry import METRICS, Metric
 from training.metrics.values import NO_CURVES
 

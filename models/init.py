@@ -14,8 +14,8 @@ import torch
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from torch import Tensor, nn
 
+from models.costs.parameters import MAMBA_TAPS
 from models.names import canonical
-from models.parameters import MAMBA_TAPS
 from models.shapes import GPTShape
 from models.sublayers import num_sublayers
 from parallel.regions import HeldTensor, boxes_of

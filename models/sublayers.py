@@ -3,9 +3,13 @@ translates."""
 
 import itertools
 from collections.abc import Sequence
+from typing import Literal
 
 from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
+
+OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
+"""Parts of a block whose activations train.offload_modules sends to the host, in Megatron's words."""
 
 
 def sublayers_per_block(shape: GPTShape) -> int:

@@ -398,9 +398,9 @@ PROBES = {
     "training/forward_backward.py replaces": _step_parts,
     "finalize_model_grads without a token count, moe_grad_scale_func and what routers multiply their losses by, which "
     "training/loss_weights.py counts on": _loss_weights,
-    "ChainedOptimizer.get_grad_norm and get_grad_norm_fp32, whose sums training/gradient_norm.py takes": _gradient_norm,
+    "ChainedOptimizer.get_grad_norm and get_grad_norm_fp32, whose sums training/forward_backward takes": _gradient_norm,
     "DistributedOptimizer._defer_param_sync, which training/optimizer.py sets": _gathered_once,
-    "DynamicGradScaler's attributes and prepare_grads, which training/loss_scale.py restores and repeats": _loss_scale,
+    "DynamicGradScaler's attributes and prepare_grads, which training/forward_backward repeats": _loss_scale,
     "timers of the schedules, and get_schedule_table, by which training/profile measures passes": _schedule_timers,
     "parallel_state.get_data_parallel_group, which parallel/groups.py replaces for SHARP": _sharp_group,
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,

@@ -134,7 +134,7 @@ def whole_tensors(chunk: MegatronModule) -> Iterator[HeldTensor]:
     """Every parameter and buffer of an unwrapped chunk, with the rectangles of global tensors it holds.
 
     mcore describes them. Transformer Engine's ``_extra_state`` objects, which are pickles, are left out: what they
-    hold under fp8 with the recipe "delayed" is in fp8_state.
+    hold under fp8 with the recipe "delayed" is in training/checkpoint/model_state.py.
     """
     for entry in nested_values(chunk.sharded_state_dict()):
         if isinstance(entry, ShardedTensor) and entry.data is not None:

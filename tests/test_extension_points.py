@@ -19,11 +19,11 @@ from data.prepared import Prepared
 from models import gpt
 from models.activations import ACTIVATIONS, Activation
 from models.config import ModelConfig
+from models.costs.parameters import num_parameters
 from models.families import TINY
 from models.layers import norm
 from models.layers.spec import stack_spec
 from models.norms import NORMS, NormSpec
-from models.parameters import num_parameters
 from models.resolve import resolve
 from parallel import groups, metrics
 from parallel.errors import SharedMistake

@@ -8,6 +8,7 @@ import pytest
 import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
 from models.config import ModelConfig
+from models.costs.candidate import Candidate
 from models.kernels import KernelsConfig
 from models.resolve import resolve
 from parallel.config import PrecisionConfig
@@ -22,7 +23,6 @@ from training.cli import parse
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
-from training.memory.layouts import Candidate
 
 RECIPE = Path(__file__).resolve().parent.parent / "slurm/recipes/debug.toml"
 

@@ -1,13 +1,18 @@
-"""Forward and backward over a global batch's microbatches, by Megatron's pipeline schedules.
+"""Forward and backward over a global batch's microbatches, by Megatron's pipeline schedules; and what is asked of the
+gradients then: the L2 norm of the whole model's, as Megatron computes it, and fp16's loss scale. Neither waits for the
+device.
 
 Shapes: b samples of a microbatch, s sequence, cp context-parallel size.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
@@ -144,3 +149,71 @@ def own_loss_sums(outputs: Tensor, batch: Batch, own_loss: TokenLoss) -> tuple[T
     losses compare, whatever was trained on. outputs: cross entropy and log_z, [2, b, s/cp]."""
     losses, log_z = outputs
     return loss_sums(own_loss(losses, log_z, batch) if torch.is_grad_enabled() else losses, batch.loss_mask)
+
+
+@torch.no_grad()
+def gradient_norm(optimizer: MegatronOptimizer, device: torch.device) -> Tensor:
+    """fp64 [1] on this rank's device, the same on every rank.
+
+    get_grad_norm_fp32 of megatron-core 0.19.2 reads the sum over ranks from the device, and without Transformer Engine
+    waits for the norm of each parameter. Parts of the optimizer whose ranks differ (experts) are summed apart.
+    """
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    gradients = [part.get_grads_for_grad_norm() for part in parts]
+    if len(parts) > 1 and optimizer.grads_states_parallel_group_is_shared():
+        parts, gradients = parts[:1], [[gradient for part in gradients for gradient in part]]
+    squares = [torch.zeros(1, dtype=torch.float32, device=device) for _ in parts]
+    for square, part, found in zip(squares, parts, gradients, strict=True):
+        if found:
+            square += torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found, 2, torch.float32))) ** 2.0
+        dist.all_reduce(square, group=part.get_grad_stats_parallel_group())
+    return torch.cat(squares).double().sum(0, keepdim=True).sqrt()
+
+
+class LossScale:
+    """Kept while an iteration decides which of several attempts counts. 1.0, and nothing to keep, but with fp16."""
+
+    def __init__(self, optimizer: MegatronOptimizer) -> None:
+        parts = _parts(optimizer)
+        scalers = [scaler for part in parts if (scaler := getattr(part, "grad_scaler", None)) is not None]
+        self.tensors = [optimizer.get_loss_scale()] if scalers else []  # mcore replaces its tensors, and fills none
+        """fp32 [1] on the device; none but with fp16."""
+        self.kept = [(scaler, dict(vars(scaler))) for scaler in scalers]
+
+    def is_lowest(self, value: float) -> bool:
+        """Whether it is fixed, or as low as it may become. Waits for the device."""
+        return all(value <= float(getattr(scaler, "min_scale", math.inf)) for scaler, _ in self.kept)
+
+    def update(self, overflowed: bool) -> None:
+        """Move it by what became of these gradients. All ranks with the same answer."""
+        for scaler, _ in self.kept:
+            scaler.update(overflowed)
+
+    def restore(self) -> None:
+        """As it was found: the same microbatches come once more."""
+        for scaler, state in self.kept:
+            vars(scaler).update(state)
+
+
+@torch.no_grad()
+def prepare_gradients(optimizer: MegatronOptimizer, device: torch.device) -> Tensor:
+    """Give the optimizer its gradients, with fp16 divided by the loss scale: whether this rank's overflow, fp64 [1].
+
+    prepare_grads of megatron-core 0.19.2 reduces the overflow over ranks, reads it and moves the loss scale. Here it
+    stays on the device and travels with the loss (``measure`` in training/step.py), and ``update`` moves the scale.
+    """
+    found = torch.zeros(1, dtype=torch.float64, device=device)
+    for part in _parts(optimizer):
+        if getattr(part, "grad_scaler", None) is None:
+            part.prepare_grads()
+        elif not part.is_stub_optimizer:
+            part._copy_model_grads_to_main_grads()
+            part.found_inf.fill_(0.0)
+            gradients = part._collect_main_grad_data_for_unscaling()
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, part.found_inf, part.grad_scaler.inv_scale)
+            found += part.found_inf
+    return found
+
+
+def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    return getattr(optimizer, "chained_optimizers", [optimizer])

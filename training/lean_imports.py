@@ -76,7 +76,7 @@ def _kept_for_good() -> Iterator[None]:
 def _without(package: str) -> Iterator[None]:
     """Megatron imports wandb, if there is one, for a writer that is not ours: half a second and 335 modules on each
     rank (`python -X importtime -c "import wandb"`; 2 cores, 2026-11-21). The one rank that logs to it imports it later,
-    if it is asked to (training/metrics/wandb.py).
+    if it is asked to (training/metrics/trackers.py).
     """
     if package in sys.modules:
         yield

@@ -10,7 +10,7 @@ import torch
 from data.loader import Packing, Samples, build_source
 from data.prepared import Prepared
 from data.split import SplitName
-from models.flops import flops_per_token, peak_flops
+from models.costs.flops import flops_per_token, peak_flops
 from models.shapes import GPTShape
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
@@ -34,9 +34,8 @@ from training.health.fp8_shadow import ShadowWindow
 from training.health.health import Health
 from training.memory.measured import modules_of
 from training.memory.recompute_plan import recomputed_flops
-from training.metrics.block_outputs import BlockOutputs
 from training.metrics.meters import Meter, model_meters
-from training.metrics.parameter_stats import Due, ParameterStats
+from training.metrics.parameter_stats import BlockOutputs, Due, ParameterStats
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder, is_logged
 from training.metrics.sinks import RunFacts, open_sinks

@@ -17,9 +17,7 @@ from torch import Tensor
 from data.loader import Batch
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from training.forward_backward import forward_backward
-from training.gradient_norm import gradient_norm
-from training.loss_scale import LossScale, prepare_gradients
+from training.forward_backward import LossScale, forward_backward, gradient_norm, prepare_gradients
 from training.optimizer import set_schedule
 
 

@@ -32,7 +32,7 @@ from training import loop, optimizer
 from training.attention_backend import AttentionBackend
 from training.batches import Stream
 from training.checkpoint.save_interval import SaveClock, SaveInterval
-from training.config.fp8_shapes import fp8_problems
+from training.config.divisibility import fp8_problems
 from training.config.incompatible import param_gather_problems
 from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule

@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data import engines
 from data.config import DataConfig
-from data.engines import Engine
 from data.raw import hub, inputs, units
 from data.raw.csv_records import DELIMITERS
 from data.raw.documents import read
 from data.raw.inputs import InputSource
 from data.raw.reading import ReadOptions, Rejects
 from data.raw.units import Unit
-from data.streaming import shares
-from data.tokenizers import Tokenizer
+from data.streaming import stream
+from data.tokenizers import engines
+from data.tokenizers.base import Tokenizer
+from data.tokenizers.engines import Engine
 from parallel.errors import UserError
 
 BATCH_BYTES = 256 << 10
@@ -57,14 +57,14 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
     by_input = inputs.find_each(config.stream, "data.stream", console, config.csv_column)
     sources = [source for found in by_input.values() for source in found]
     total_bytes = sum(one.size for one in sources if one.kind != "dataset")
-    divided = units.divide(sources, shares.unit_bytes(total_bytes, config.stream_count))
+    divided = units.divide(sources, stream.unit_bytes(total_bytes, config.stream_count))
     sample = _sample(divided, reading, config.stream)
     engine = engines.choose(tokenizer, "auto", False, sample, console)
     for one in sources:
         if one.revision and not Path(one.path).exists():
             name = f"{inputs.HUB}{one.path}"
             console(f"data: {name} is at revision {one.revision}; {name}#{one.revision} keeps to it")
-    sizes = [share.size / 1e6 for share in shares.deal(divided, config.stream_count, "")]
+    sizes = [share.size / 1e6 for share in stream.deal(divided, config.stream_count, "")]
     console(
         f"data: streaming {len(sources)} input(s) in {len(divided)} unit(s) as {config.stream_count} streams of "
         f"{min(sizes):.2f} to {max(sizes):.2f} MB on disk, tokenised by {engine.name} while training"

@@ -9,8 +9,7 @@ from data.prepared import SourceProgress
 from data.raw.reading import Rejects
 from data.split import SplitName
 from data.streaming.opening import Streams
-from data.streaming.shares import deal, held_out_count
-from data.streaming.stream import START, Cursor, LogicalStream, Tokenising, part_of
+from data.streaming.stream import START, Cursor, LogicalStream, Tokenising, deal, held_out_count, part_of
 
 REMEMBERED = 8
 """Fetches whose positions are kept: a reader is that far ahead of what has been trained on at most."""

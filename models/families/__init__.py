@@ -1,76 +1,51 @@
-"""Named architectures, each with its source. A family is a file with two tables: PUBLISHED and TINY."""
+"""Named architectures, each with its source. A family is one file of this folder, found by its being there:
+
+PUBLISHED: shapes of models that exist, by our name. TINY: siblings that run on a laptop in seconds. ARCHITECTURES: how
+its config.json is read and written, and TABLES: what its tensors are called, by transformers' ``model_type``.
+"""
 
 import dataclasses
 import difflib
+import importlib
+import pkgutil
+from typing import Any
 
-from models.families import (
-    apertus,
-    deepseek,
-    ernie,
-    ernie_moe,
-    gemma,
-    glm,
-    glm_moe,
-    gpt,
-    gpt_oss,
-    granite,
-    kimi,
-    llama,
-    llama4,
-    mamba,
-    minimax,
-    mistral,
-    nemotron,
-    nemotron_h,
-    neox,
-    olmo,
-    phi,
-    qwen,
-    qwen3_next,
-    qwen35,
-    seed,
-    smollm,
-    starcoder,
-)
 from models.families.base import llama as llama_like
+from models.hf.keys import Architecture
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
-_FAMILIES = (
-    gpt,
-    llama,
-    mistral,
-    qwen,
-    qwen3_next,
-    qwen35,
-    deepseek,
-    kimi,
-    gpt_oss,
-    mamba,
-    nemotron_h,
-    seed,
-    smollm,
-    starcoder,
-    granite,
-    phi,
-    neox,
-    olmo,
-    gemma,
-    nemotron,
-    apertus,
-    ernie,
-    glm,
-    glm_moe,
-    minimax,
-    ernie_moe,
-    llama4,
-)
+_FAMILIES = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
 
-PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}
+
+def _of_all(table: str) -> dict[str, Any]:
+    """The families' tables of this name in one. Two may not have the same key."""
+    found: dict[str, Any] = {}
+    for family in _FAMILIES:
+        entries = getattr(family, table, {})
+        assert not found.keys() & entries.keys(), f"{family.__name__}.{table} has another family's names"
+        found |= entries
+    return found
+
+
+PUBLISHED: dict[str, GPTShape] = _of_all("PUBLISHED")
 """Architectures of models that exist."""
 
-TINY: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.TINY.items()}
+TINY: dict[str, GPTShape] = _of_all("TINY")
 """One sibling of each family that runs on a laptop in seconds."""
+
+ARCHITECTURES: dict[str, Architecture] = _of_all("ARCHITECTURES")
+"""By transformers' ``model_type``; of several that say the same, an export writes the first. Sources: its configuration
+classes (5.23) and the published config.json files."""
+
+TABLES: dict[str, Table] = _of_all("TABLES")
+"""By transformers' ``model_type``.
+
+A table has a line for whatever a member of the family may have; which lines count, ``models.costs.parameters`` says.
+Sources: the state dicts of transformers 5.23 as ``save_pretrained`` writes them, and the tables of contents of the
+safetensors files on the hub, which have the same names but for GPT-2's, whose lack the leading ``transformer.``.
+"""
 
 
 def _small_llama(hidden_size: int, ffn_hidden_size: int, vocab_size: int) -> GPTShape:

@@ -1,8 +1,25 @@
-"""Apertus."""
+"""Apertus: xIELU with two parameters in every MLP, and norms of queries and keys."""
 
 import dataclasses
+import re
+from typing import Any
 
-from models.families.base import llama, tiny
+from models.families.base import (
+    ATTENTION,
+    ATTENTION_BIAS,
+    LLAMA_DEFAULTS,
+    LLAMA_HEADS,
+    LLAMA_IMPLIED,
+    LLAMA_NUMBERS,
+    LLAMA_WHOLE,
+    UNGATED_MLP,
+    llama,
+    tiny,
+)
+from models.hf.block_parts import rotary
+from models.hf.config_parts import tied
+from models.hf.keys import Architecture, Config
+from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
 
@@ -32,3 +49,56 @@ PUBLISHED: dict[str, GPTShape] = {
 }
 
 TINY: dict[str, GPTShape] = {"apertus_tiny": tiny(PUBLISHED["apertus_8b"], rope_original_max_position_embeddings=64)}
+
+
+READ_ROPE, WRITE_ROPE = rotary(theta=12_000_000.0)
+STRETCHED = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+"""What transformers takes where a file says nothing."""
+
+
+def read_rope(left: Config, fields: dict[str, Any]) -> None:
+    """Stretched, unless a file says otherwise."""
+    if left.get("rope_parameters") is None and left.get("rope_scaling") is None:
+        left["rope_parameters"] = STRETCHED
+    READ_ROPE(left, fields)
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "apertus": Architecture(
+        model_class="ApertusForCausalLM",
+        numbers=LLAMA_NUMBERS,
+        defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
+        switches={"hidden_act": ("xielu",), "mlp_bias": (False,), "qk_norm": (True,), "post_norm": (False,)},
+        implied=LLAMA_IMPLIED | {"activation": "xielu", "qk_layernorm": True},
+        parts=(LLAMA_HEADS, (read_rope, WRITE_ROPE), tied(False), ATTENTION_BIAS),
+    ),
+}
+
+BLOCK = (
+    ATTENTION
+    | UNGATED_MLP
+    | {
+        "self_attention.linear_qkv.layer_norm_weight": same("attention_layernorm.weight"),
+        "mlp.linear_fc1.layer_norm_weight": same("feedforward_layernorm.weight"),
+        "mlp.activation_func.alpha_p": same("mlp.act_fn.alpha_p"),
+        "mlp.activation_func.alpha_n": same("mlp.act_fn.alpha_n"),
+    }
+)
+
+CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}
+"""XIELU.BETA (models/layers/activation.py), and where transformers clamps."""
+
+TABLES: dict[str, Table] = {
+    "apertus": Table(
+        LLAMA_WHOLE,
+        BLOCK,
+        computed=re.compile(r"(\.rotary_emb\.inv_freq|\.mlp\.act_fn\.(beta|eps))$"),
+        constants=CONSTANTS,
+    ),
+}

@@ -1,8 +1,15 @@
-"""What families share: the Llama-like block that most grew from, and siblings of laptop size."""
+"""What families share: the Llama-like block that most grew from, siblings of laptop size, keys of their config.json and
+names of their tensors.
+"""
 
 import dataclasses
 from typing import Any
 
+from models.hf import rope
+from models.hf.block_parts import bias_switches, switched_windows
+from models.hf.config_parts import heads, read_rope
+from models.hf.row_layouts import Table, by_group, experts, same, stacked
+from models.hf.row_layouts import vocabulary as vocab
 from models.shapes import GPTShape
 
 
@@ -55,3 +62,97 @@ def tiny(shape: GPTShape, **changes: Any) -> GPTShape:
         attention_dropout=0.0,
     )
     return dataclasses.replace(small, **changes)
+
+
+LLAMA_NUMBERS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "ffn_hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_attention_heads",
+    "max_position_embeddings": "max_position_embeddings",
+    "rms_norm_eps": "norm_epsilon",
+    "attention_dropout": "attention_dropout",
+    "initializer_range": "init_method_std",
+}
+LLAMA_DEFAULTS = {"attention_dropout": 0.0, "initializer_range": 0.02, "rms_norm_eps": 1e-6}
+LLAMA_IMPLIED = {
+    "normalization": "RMSNorm",
+    "activation": "swiglu",
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+    "hidden_dropout": 0.0,
+}
+LLAMA_SWITCHES: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",)}
+UNBIASED = LLAMA_SWITCHES | {"attention_bias": (False,)}
+LLAMA_HEADS, HEADS, WIDE_HEADS = heads(("num_key_value_heads", "head_dim")), heads(("head_dim",)), heads(())
+ROPE = (read_rope, rope.write)
+SWITCHED_WINDOWS, WINDOWS_EVERYWHERE = switched_windows(), switched_windows(everywhere=True)
+ATTENTION_BIAS, LLAMA_BIASES = bias_switches("attention_bias"), bias_switches("attention_bias", mlp="mlp_bias")
+
+LAYERNORM_IMPLIED = LLAMA_IMPLIED | {"normalization": "LayerNorm"}
+
+LLAMA_WHOLE = {
+    "word_embeddings.weight": vocab("model.embed_tokens.weight"),
+    "final_layernorm.weight": same("model.norm.weight"),
+    "output_layer.weight": vocab("lm_head.weight"),
+}
+
+ATTENTION = {
+    "self_attention.linear_qkv.layer_norm_weight": same("input_layernorm.weight"),
+    "self_attention.linear_qkv.weight": by_group(*(f"self_attn.{kind}_proj.weight" for kind in "qkv")),
+    "self_attention.linear_qkv.bias": by_group(*(f"self_attn.{kind}_proj.bias" for kind in "qkv")),
+    "self_attention.q_layernorm.weight": same("self_attn.q_norm.weight"),
+    "self_attention.k_layernorm.weight": same("self_attn.k_norm.weight"),
+    "self_attention.linear_proj.weight": same("self_attn.o_proj.weight"),
+    "self_attention.linear_proj.bias": same("self_attn.o_proj.bias"),
+}
+
+MLP = {
+    "mlp.linear_fc1.layer_norm_weight": same("post_attention_layernorm.weight"),
+    "mlp.linear_fc1.weight": stacked("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.linear_fc1.bias": stacked("mlp.gate_proj.bias", "mlp.up_proj.bias"),
+    "mlp.linear_fc2.weight": same("mlp.down_proj.weight"),
+    "mlp.linear_fc2.bias": same("mlp.down_proj.bias"),
+}
+
+NORM_BIASES = {
+    "self_attention.linear_qkv.layer_norm_bias": same("input_layernorm.bias"),
+    "mlp.linear_fc1.layer_norm_bias": same("post_attention_layernorm.bias"),
+}
+"""Of LayerNorm."""
+
+UNGATED_MLP = {
+    "mlp.linear_fc1.layer_norm_weight": same("post_attention_layernorm.weight"),
+    "mlp.linear_fc1.weight": same("mlp.up_proj.weight"),
+    "mlp.linear_fc1.bias": same("mlp.up_proj.bias"),
+    "mlp.linear_fc2.weight": same("mlp.down_proj.weight"),
+    "mlp.linear_fc2.bias": same("mlp.down_proj.bias"),
+}
+
+EXPERTS = {
+    "pre_mlp_layernorm.weight": same("post_attention_layernorm.weight"),
+    "mlp.router.weight": same("mlp.gate.weight"),
+    "mlp.router.expert_bias": same("mlp.gate.e_score_correction_bias"),
+    "mlp.experts.linear_fc1.weight": experts(
+        "mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_proj.weight"
+    ),
+    "mlp.experts.linear_fc2.weight": experts("mlp.experts.{expert}.down_proj.weight"),
+    "mlp.shared_experts.linear_fc1.weight": stacked(
+        "mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"
+    ),
+    "mlp.shared_experts.linear_fc2.weight": same("mlp.shared_experts.down_proj.weight"),
+}
+
+LAYERNORM_WHOLE = LLAMA_WHOLE | {"final_layernorm.bias": same("model.norm.bias")}
+
+GATED_SHARED_EXPERT = {
+    "mlp.shared_experts.linear_fc1.weight": stacked(
+        "mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"
+    ),
+    "mlp.shared_experts.linear_fc2.weight": same("mlp.shared_expert.down_proj.weight"),
+    "mlp.shared_experts.gate_weight": same("mlp.shared_expert_gate.weight"),
+}
+"""Qwen's, one that is as wide as several."""
+
+LLAMA = Table(LLAMA_WHOLE, ATTENTION | MLP)

@@ -3,7 +3,25 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import llama, tiny
+from models.families.base import (
+    ATTENTION,
+    EXPERTS,
+    HEADS,
+    LLAMA_DEFAULTS,
+    LLAMA_IMPLIED,
+    LLAMA_NUMBERS,
+    LLAMA_SWITCHES,
+    LLAMA_WHOLE,
+    MLP,
+    llama,
+    tiny,
+)
+from models.families.deepseek import MTP, V3_ALIASES
+from models.hf.block_parts import rotary
+from models.hf.config_parts import tied
+from models.hf.deepseek import deepseek_experts, read_mtp, read_v3_choice
+from models.hf.keys import Architecture, Config, take_bool
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 
@@ -57,5 +75,71 @@ TINY: dict[str, GPTShape] = {
         moe_router_topk=3,
         moe_ffn_hidden_size=40,
         moe_shared_expert_intermediate_size=40,
+    ),
+}
+
+
+_EXPERT_DEFAULTS = {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+
+
+def _read(left: Config, fields: dict[str, Any]) -> None:
+    """attention_bias is not of the output projection."""
+    fields["add_qkv_bias"] = take_bool(left, "attention_bias", False)
+    fields["qk_layernorm"] = take_bool(left, "use_qk_norm", False)
+
+
+def _write(shape: GPTShape) -> Config:
+    """As ``_read``."""
+    return {"attention_bias": shape.qkv_bias, "use_qk_norm": shape.qk_layernorm}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "glm4_moe": Architecture(
+        model_class="Glm4MoeForCausalLM",
+        numbers=LLAMA_NUMBERS
+        | {
+            "n_routed_experts": "num_moe_experts",
+            "moe_intermediate_size": "moe_ffn_hidden_size",
+            "num_experts_per_tok": "moe_router_topk",
+            "routed_scaling_factor": "moe_router_topk_scaling_factor",
+        },
+        defaults=LLAMA_DEFAULTS
+        | {
+            "rms_norm_eps": 1e-5,
+            "n_routed_experts": 128,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 8,
+            "routed_scaling_factor": 1.0,
+        },
+        switches=LLAMA_SWITCHES | {"norm_topk_prob": (True,)},
+        implied=LLAMA_IMPLIED
+        | {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_load_balancing_type": "seq_aux_loss",
+            "moe_aux_loss_coeff": 1e-4,  # no key of theirs; arXiv:2508.06471, section 2.4
+            "mtp_loss_scaling_factor": 0.3,
+        },
+        aliases=V3_ALIASES,
+        parts=(
+            HEADS,
+            (_read, _write),
+            rotary(share=0.5),
+            tied(False),
+            deepseek_experts(_EXPERT_DEFAULTS),
+            (read_v3_choice, lambda _: {}),
+            (read_mtp, lambda shape: {"num_nextn_predict_layers": shape.mtp_num_layers}),
+        ),
+    ),
+}
+
+TABLES: dict[str, Table] = {
+    "glm4_moe": Table(
+        LLAMA_WHOLE,
+        ATTENTION | MLP | EXPERTS | MTP,
+        mtp_copies={
+            "embed_tokens.weight": "word_embeddings.weight",
+            "shared_head.head.weight": "output_layer.weight",
+        },
     ),
 }

@@ -3,7 +3,22 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import llama, tiny
+from models.families.base import (
+    ATTENTION,
+    LLAMA_DEFAULTS,
+    LLAMA_IMPLIED,
+    LLAMA_NUMBERS,
+    LLAMA_SWITCHES,
+    LLAMA_WHOLE,
+    ROPE,
+    WIDE_HEADS,
+    llama,
+    tiny,
+)
+from models.hf.block_parts import layer_windows
+from models.hf.config_parts import tied
+from models.hf.keys import Architecture, Config, Unsupported, is_one_of
+from models.hf.row_layouts import Table, fused_expert_biases, fused_experts, same
 from models.shapes import GPTShape
 
 
@@ -59,4 +74,96 @@ PUBLISHED: dict[str, GPTShape] = {
 
 TINY: dict[str, GPTShape] = {
     "gpt_oss_tiny": _tiny_gpt_oss(),
+}
+
+
+_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""What transformers' class has where the file has nothing."""
+
+
+def _read(left: Config, fields: dict[str, Any]) -> None:
+    """Experts, positions that are left out, and copies of other numbers."""
+    fields["moe_ffn_hidden_size"] = fields["ffn_hidden_size"]
+    if left.get("rope_parameters") is None and left.get("rope_scaling") is None:
+        left["rope_parameters"] = _ROPE
+    left.pop("initial_context_length", None)  # original_max_position_embeddings says it
+    topk = fields["moe_router_topk"]
+    if not is_one_of(found := left.pop("experts_per_token", topk), (topk, None)):
+        raise Unsupported("experts_per_token", found, f"{topk}, which num_experts_per_tok says")
+
+
+def _write(shape: GPTShape) -> Config:
+    """As ``_read``."""
+    return {"intermediate_size": shape.expert_ffn_hidden_size}
+
+
+def _read_quantization(left: Config, fields: dict[str, Any]) -> None:
+    """The files on the hub have experts in MXFP4, which transformers turns into 16 bits."""
+    if (found := left.pop("quantization_config", None)) is not None:
+        command = (
+            "from transformers import AutoModelForCausalLM, Mxfp4Config; AutoModelForCausalLM.from_pretrained("
+            "'HF_FOLDER', dtype='bfloat16', quantization_config=Mxfp4Config(dequantize=True))"
+            ".save_pretrained('BF16_FOLDER')"
+        )
+        raise Unsupported("quantization_config", found, f'none. Dequantise it first: python -c "{command}"')
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "gpt_oss": Architecture(
+        model_class="GptOssForCausalLM",
+        numbers=LLAMA_NUMBERS
+        | {
+            "num_local_experts": "num_moe_experts",
+            "num_experts_per_tok": "moe_router_topk",
+            "router_aux_loss_coef": "moe_aux_loss_coeff",
+            "swiglu_limit": "activation_func_clamp_value",
+        },
+        defaults=LLAMA_DEFAULTS
+        | {"rms_norm_eps": 1e-5, "num_experts_per_tok": 4, "router_aux_loss_coef": 0.001, "swiglu_limit": 7.0},
+        switches=LLAMA_SWITCHES | {"attention_bias": (True,), "swiglu_alpha": (1.702,)},
+        implied=LLAMA_IMPLIED
+        | {
+            "activation": "quick_geglu",
+            "glu_linear_offset": 1.0,
+            "add_bias_linear": True,
+            "softmax_type": "learnable",
+            "moe_router_load_balancing_type": "aux_loss",
+        },
+        aliases={"num_experts": "num_local_experts"},
+        parts=(
+            WIDE_HEADS,
+            (_read, _write),
+            ROPE,
+            layer_windows(128, pattern=2),
+            tied(False),
+            (_read_quantization, lambda _: {}),
+        ),
+    ),
+}
+
+TABLES: dict[str, Table] = {
+    "gpt_oss": Table(
+        LLAMA_WHOLE,
+        ATTENTION
+        | {
+            "self_attention.core_attention.softmax_offset": same("self_attn.sinks"),
+            "pre_mlp_layernorm.weight": same("post_attention_layernorm.weight"),
+            "mlp.router.weight": same("mlp.router.weight"),
+            "mlp.router.bias": same("mlp.router.bias"),
+            "mlp.experts.linear_fc1.weight": fused_experts("mlp.experts.gate_up_proj", parts=2, interleaved=True),
+            "mlp.experts.linear_fc1.bias": fused_expert_biases(
+                "mlp.experts.gate_up_proj_bias", parts=2, interleaved=True
+            ),
+            "mlp.experts.linear_fc2.weight": fused_experts("mlp.experts.down_proj"),
+            "mlp.experts.linear_fc2.bias": fused_expert_biases("mlp.experts.down_proj_bias"),
+        },
+    ),
 }

@@ -2,7 +2,21 @@
 
 import dataclasses
 
-from models.families.base import llama, tiny
+from models.families.base import (
+    LLAMA,
+    LLAMA_BIASES,
+    LLAMA_DEFAULTS,
+    LLAMA_HEADS,
+    LLAMA_IMPLIED,
+    LLAMA_NUMBERS,
+    LLAMA_SWITCHES,
+    ROPE,
+    llama,
+    tiny,
+)
+from models.hf.config_parts import tied
+from models.hf.keys import Architecture
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 
@@ -54,4 +68,20 @@ TINY: dict[str, GPTShape] = {
     "llama2_tiny": tiny(PUBLISHED["llama2_7b"]),
     # An original context of 64 puts wavelengths into all three bands of the llama3 rule at short sequences.
     "llama3_tiny": tiny(PUBLISHED["llama31_8b"], rope_original_max_position_embeddings=64),
+}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(
+        model_class="LlamaForCausalLM",
+        numbers=LLAMA_NUMBERS,
+        defaults=LLAMA_DEFAULTS,
+        switches=LLAMA_SWITCHES,
+        implied=LLAMA_IMPLIED,
+        parts=(LLAMA_HEADS, ROPE, tied(False), LLAMA_BIASES),
+    ),
+}
+
+TABLES: dict[str, Table] = {
+    "llama": LLAMA,
 }

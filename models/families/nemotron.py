@@ -2,7 +2,22 @@
 
 import dataclasses
 
-from models.families.base import llama, tiny
+from models.families.base import (
+    ATTENTION,
+    LAYERNORM_IMPLIED,
+    LAYERNORM_WHOLE,
+    LLAMA_BIASES,
+    LLAMA_HEADS,
+    LLAMA_NUMBERS,
+    NORM_BIASES,
+    UNGATED_MLP,
+    llama,
+    tiny,
+)
+from models.hf.block_parts import rotary
+from models.hf.config_parts import tied
+from models.hf.keys import Architecture
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 
@@ -34,3 +49,19 @@ PUBLISHED: dict[str, GPTShape] = {
 }
 
 TINY: dict[str, GPTShape] = {"nemotron_tiny": tiny(PUBLISHED["minitron_4b"])}
+
+
+_NUMBERS = {key: ours for key, ours in LLAMA_NUMBERS.items() if key != "rms_norm_eps"}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "nemotron": Architecture(
+        model_class="NemotronForCausalLM",
+        numbers=_NUMBERS | {"norm_eps": "norm_epsilon"},
+        defaults={"attention_dropout": 0.0, "initializer_range": 0.0134, "norm_eps": 1e-5},
+        switches={"hidden_act": ("relu2",)},
+        implied=LAYERNORM_IMPLIED | {"activation": "squared_relu", "layernorm_zero_centered_gamma": True},
+        parts=(LLAMA_HEADS, rotary(share=0.5), tied(False), LLAMA_BIASES),
+    ),
+}
+
+TABLES: dict[str, Table] = {"nemotron": Table(LAYERNORM_WHOLE, ATTENTION | NORM_BIASES | UNGATED_MLP)}

@@ -1,8 +1,28 @@
-"""Qwen3.5 (text): Qwen3-Next's blocks, with a dense MLP in the smaller models and experts in the larger ones."""
+"""Qwen3.5 (text): Qwen3-Next's blocks, whose gated delta nets have their projections in four tensors, with a dense MLP
+in the smaller models and experts in the larger ones.
+"""
 
 import dataclasses
+from typing import Any
 
-from models.families.base import llama, tiny
+from models.families.base import (
+    EXPERTS,
+    GATED_SHARED_EXPERT,
+    LLAMA_DEFAULTS,
+    LLAMA_IMPLIED,
+    LLAMA_NUMBERS,
+    LLAMA_WHOLE,
+    MLP,
+    UNBIASED,
+    WIDE_HEADS,
+    llama,
+    tiny,
+)
+from models.families.qwen3_next import DELTA_NET, GATED_ATTENTION, read_kinds, write_kinds
+from models.hf.block_parts import rotary
+from models.hf.config_parts import qwen_moe, tied, write_qwen_moe
+from models.hf.keys import Architecture, Config, Read, Unsupported
+from models.hf.row_layouts import Table, delta_parts
 from models.shapes import GPTShape
 
 
@@ -80,5 +100,118 @@ TINY: dict[str, GPTShape] = {
         moe_ffn_hidden_size=64,
         moe_router_topk=2,
         moe_shared_expert_intermediate_size=64,
+    ),
+}
+
+
+_UNREAD = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
+"""Keys of published files that transformers' classes do not read: of multi-token prediction, whose tensors they drop,
+and of the precision of states, which is fp32 there and here."""
+
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+"""Which channels turn by a token's place in an image: by its place in the text where there is no image."""
+
+_LINEAR_DEFAULTS = {
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_LINEAR = {name: name for name in _LINEAR_DEFAULTS}
+_GATED = {"layernorm_zero_centered_gamma": True, "qk_layernorm": True, "attention_output_gate": True}
+
+
+def _defaults(key_value_heads: int) -> Read:
+    """What their class has where a key is left out, and what says nothing of text."""
+
+    def read(left: Config, fields: dict[str, Any]) -> None:
+        for key, value in {"head_dim": 256, "num_key_value_heads": key_value_heads}.items():
+            left.setdefault(key, value)
+        for key in _UNREAD:
+            left.pop(key, None)
+        for key in ("rope_parameters", "rope_scaling"):
+            if isinstance(rope := left.get(key), dict):
+                left[key] = {name: value for name, value in rope.items() if name not in _OF_IMAGES}
+
+    return read
+
+
+def _read_experts(left: Config, fields: dict[str, Any]) -> None:
+    """In every block, with weights that sum to 1, whatever the keys of Qwen3-Next's configuration say."""
+    if left.setdefault("norm_topk_prob", True) is not True:
+        raise Unsupported("norm_topk_prob", left["norm_topk_prob"], "true: their router has no other weights")
+    qwen_moe(256)[0](left, fields)
+    if fields["moe_layer_freq"] != "1":
+        raise Unsupported("mlp_only_layers or decoder_sparse_step", fields["moe_layer_freq"], "experts in every block")
+    fields["ffn_hidden_size"] = fields["moe_ffn_hidden_size"]
+
+
+def _write_experts(shape: GPTShape) -> Config:
+    """As ``_read_experts``."""
+    written = write_qwen_moe(shape)
+    return {key: written[key] for key in ("num_experts", "moe_intermediate_size")}
+
+
+def _architecture(model_class: str, key_value_heads: int, **more: Any) -> Architecture:
+    """more: what the models with experts have besides."""
+    numbers, implied = LLAMA_NUMBERS | _LINEAR, LLAMA_IMPLIED | _GATED
+    if more:
+        del numbers["intermediate_size"]
+    return Architecture(
+        model_class=model_class,
+        numbers=numbers | more.get("numbers", {}),
+        defaults=LLAMA_DEFAULTS | _LINEAR_DEFAULTS | more.get("defaults", {}),
+        switches=UNBIASED | {"linear_conv_kernel_dim": (4,), "attn_output_gate": (True,)},
+        implied=implied | more.get("implied", {}),
+        parts=(
+            (_defaults(key_value_heads), lambda _: {}),
+            WIDE_HEADS,
+            rotary(share=0.25),
+            tied(False),
+            (read_kinds, write_kinds),
+            *more.get("parts", ()),
+        ),
+    )
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "qwen3_5_text": _architecture("Qwen3_5ForCausalLM", key_value_heads=4),
+    "qwen3_5_moe_text": _architecture(
+        "Qwen3_5MoeForCausalLM",
+        key_value_heads=2,
+        numbers={
+            "moe_intermediate_size": "moe_ffn_hidden_size",
+            "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+            "num_experts_per_tok": "moe_router_topk",
+            "router_aux_loss_coef": "moe_aux_loss_coeff",
+        },
+        defaults={
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts_per_tok": 8,
+            "router_aux_loss_coef": 0.001,
+        },
+        implied={
+            "moe_shared_expert_gate": True,
+            "moe_router_load_balancing_type": "global_aux_loss",
+        },
+        parts=((_read_experts, _write_experts),),
+    ),
+}
+
+_PROJECTIONS = (f"linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
+_DELTA_NET = DELTA_NET | {"self_attention.in_proj.weight": delta_parts(*_PROJECTIONS)}
+_OF_EXPERT = "mlp.experts.{expert}."
+
+TABLES: dict[str, Table] = {
+    "qwen3_5_text": Table(LLAMA_WHOLE, GATED_ATTENTION | _DELTA_NET | MLP, nested="language_model."),
+    "qwen3_5_moe_text": Table(
+        LLAMA_WHOLE,
+        GATED_ATTENTION | _DELTA_NET | EXPERTS | GATED_SHARED_EXPERT,
+        nested="language_model.",
+        fused={
+            "mlp.experts.gate_up_proj": (f"{_OF_EXPERT}gate_proj.weight", f"{_OF_EXPERT}up_proj.weight"),
+            "mlp.experts.down_proj": (f"{_OF_EXPERT}down_proj.weight",),
+        },
     ),
 }

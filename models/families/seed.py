@@ -2,7 +2,21 @@
 
 import dataclasses
 
-from models.families.base import llama, tiny
+from models.families.base import (
+    HEADS,
+    LLAMA,
+    LLAMA_DEFAULTS,
+    LLAMA_IMPLIED,
+    LLAMA_NUMBERS,
+    LLAMA_SWITCHES,
+    ROPE,
+    llama,
+    tiny,
+)
+from models.hf.block_parts import bias_switches, equal_dropouts
+from models.hf.config_parts import tied
+from models.hf.keys import Architecture
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 PUBLISHED: dict[str, GPTShape] = {
@@ -22,3 +36,27 @@ PUBLISHED: dict[str, GPTShape] = {
 }
 
 TINY: dict[str, GPTShape] = {"seed_oss_tiny": tiny(PUBLISHED["seed_oss_36b"])}
+
+
+_IMPLIED = {key: value for key, value in LLAMA_IMPLIED.items() if key != "hidden_dropout"}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "seed_oss": Architecture(
+        model_class="SeedOssForCausalLM",
+        numbers=LLAMA_NUMBERS,
+        defaults=LLAMA_DEFAULTS | {"attention_dropout": 0.1},
+        switches=LLAMA_SWITCHES,
+        implied=_IMPLIED,
+        parts=(
+            HEADS,
+            ROPE,
+            tied(False),
+            bias_switches(
+                "attention_bias", out="attention_out_bias", mlp="mlp_bias", defaults={"attention_bias": True}
+            ),
+            equal_dropouts("residual_dropout", (), 0.1),
+        ),
+    ),
+}
+
+TABLES: dict[str, Table] = {"seed_oss": LLAMA}

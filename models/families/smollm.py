@@ -1,8 +1,23 @@
 """SmolLM3."""
 
 import dataclasses
+from typing import Any
 
-from models.families.base import llama, tiny
+from models.families.base import (
+    LLAMA,
+    LLAMA_BIASES,
+    LLAMA_DEFAULTS,
+    LLAMA_HEADS,
+    LLAMA_IMPLIED,
+    LLAMA_NUMBERS,
+    LLAMA_SWITCHES,
+    llama,
+    tiny,
+)
+from models.hf.block_parts import count, no_windows, rotary
+from models.hf.config_parts import TOKENS, freq, tied
+from models.hf.keys import Architecture, Config, Unsupported, is_one_of, pop_number, take_list
+from models.hf.row_layouts import Table
 from models.shapes import GPTShape
 
 PUBLISHED: dict[str, GPTShape] = {
@@ -20,3 +35,39 @@ PUBLISHED: dict[str, GPTShape] = {
 }
 
 TINY: dict[str, GPTShape] = {"smollm3_tiny": tiny(PUBLISHED["smollm3_3b"])}
+
+
+def read_no_rope(left: Config, fields: dict[str, Any]) -> None:
+    """Theirs is 1 for blocks with RoPE. Left out: every no_rope_layer_interval-th block goes without."""
+    blocks, every = count(fields), pop_number(left, "no_rope_layer_interval", 4, TOKENS)
+    found = take_list(left, "no_rope_layers") or [int((block + 1) % every != 0) for block in range(blocks)]
+    if len(found) < blocks or not all(is_one_of(one, (0, 1)) for one in found):
+        raise Unsupported("no_rope_layers", found, f"0 or 1 for each of {blocks} blocks")
+    without = [not one for one in found[:blocks]]
+    fields["no_rope_freq"] = "0" if not any(without) else freq(without)
+
+
+def write_no_rope(shape: GPTShape) -> Config:
+    """As ``read_no_rope``."""
+    return {"no_rope_layers": [int(not without) for without in shape.no_rope_blocks], "no_rope_layer_interval": 4}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "smollm3": Architecture(
+        model_class="SmolLM3ForCausalLM",
+        numbers=LLAMA_NUMBERS,
+        defaults=LLAMA_DEFAULTS,
+        switches=LLAMA_SWITCHES,
+        implied=LLAMA_IMPLIED,
+        parts=(
+            LLAMA_HEADS,
+            rotary(theta=2_000_000.0),
+            tied(True),
+            LLAMA_BIASES,
+            (read_no_rope, write_no_rope),
+            no_windows(),
+        ),
+    ),
+}
+
+TABLES: dict[str, Table] = {"smollm3": LLAMA}

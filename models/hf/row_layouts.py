@@ -1,15 +1,18 @@
-"""How one of our parameters lies in tensors of theirs: runs of rows, each in one place here and one there.
+"""How one of our parameters lies in tensors of theirs: runs of rows, each in one place here and one there. A table of
+them says what one architecture's tensors are called.
 
 Rows are counted over all dims but the last: a matrix [out, in] has ``out`` rows, experts [E, out, in] have E x out, a
 vector has one row per element. A layout is therefore a list of (their tensor, first row there, first row here, rows),
 which imports and exports alike, and any block of rows can be made without the rest of the tensor.
 
-Shape letters as in models/parameters.py: n = query heads, g = key-value groups, d = kv_channels, f = an MLP's width.
+Shape letters as in models/costs/parameters.py: n = query heads, g = key-value groups, d = kv_channels, f = an MLP's
+width.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from models.shapes import GPTShape
 
@@ -218,3 +221,28 @@ def _groups(of: GPTShape) -> Iterator[tuple[tuple[int, int], int, int]]:
         for part, rows in enumerate((queries, of.kv_channels, of.kv_channels)):
             yield (part, group * rows), row, rows
             row += rows
+
+
+@dataclass(slots=True, frozen=True)
+class Table:
+    """An architecture's names."""
+
+    whole: Mapping[str, Rule]
+    """What is there once."""
+    block: Mapping[str, Rule]
+    """What a block has, without its prefix on either side."""
+    prefix: str = "model.layers."
+    """Of a block, before its number; those of multi-token prediction follow the model's own."""
+    bare: str = ""
+    """A prefix that files on the hub may leave out."""
+    computed: re.Pattern[str] = re.compile(r"\.rotary_emb\.inv_freq$")
+    """Tensors in old files that are no weights: they follow from the configuration."""
+    mtp_copies: Mapping[str, str] = field(default_factory=dict)
+    """What a block of multi-token prediction holds again: their name, and which of our parameters it is."""
+    constants: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that each block's files hold although every model has the same; ``computed`` knows them, too."""
+    nested: str = ""
+    """What names may have behind ``model.`` in files that were taken out of a model of text and images."""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors [E, rows, in] that a block's files may hold in place of each expert's: their name -> the expert's
+    matrices, whose rows lie one below the other."""

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from models.families import ARCHITECTURES
 from models.hf import rope
-from models.hf.families import ARCHITECTURES
 from models.hf.keys import SPANS, Architecture, Config, Unsupported, is_one_of
 from models.hf.other_keys import NO_EFFECT, is_off, left_problems, token_problems
 from models.hf.unsupported import unsupported

@@ -5,11 +5,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from models.hf.families import TABLES
-from models.hf.row_layouts import Strip, row_count
-from models.hf.table import Table
+from models.costs.parameters import Parameter, parameters
+from models.families import TABLES
+from models.hf.row_layouts import Strip, Table, row_count
 from models.names import checkpoint_key
-from models.parameters import Parameter, parameters
 from models.shapes import GPTShape
 from parallel.errors import UserError
 

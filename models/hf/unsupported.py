@@ -2,7 +2,7 @@
 
 import difflib
 
-from models.hf.families import ARCHITECTURES
+from models.families import ARCHITECTURES
 from models.hf.keys import Config, shown
 
 IMPOSSIBLE: dict[str, str] = {
@@ -77,5 +77,5 @@ def unsupported(config: Config) -> str:
             )
         near = [NEAREST[model_type]] if model_type in NEAREST else []
         if near := near or difflib.get_close_matches(model_type, ARCHITECTURES, n=3, cutoff=0.6):
-            return f"{start}. The nearest that is: {' or '.join(near)}. Supported: {', '.join(ARCHITECTURES)}."
-    return f"{start}. Supported: {', '.join(ARCHITECTURES)}."
+            return f"{start}. The nearest that is: {' or '.join(near)}. Supported: {', '.join(sorted(ARCHITECTURES))}."
+    return f"{start}. Supported: {', '.join(sorted(ARCHITECTURES))}."

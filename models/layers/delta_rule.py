@@ -9,7 +9,7 @@ Shape letters: b samples, s tokens, c chunks, l and m tokens of a chunk (Q), h h
 import torch
 from torch import Tensor
 
-from models.flops import DELTA_CHUNK
+from models.costs.flops import DELTA_CHUNK
 from models.layers.ssd import chunks
 
 

@@ -27,12 +27,12 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.costs.parameters import MAMBA_TAPS
 from models.layers.delta_rule import gated_delta_rule, normalised
 from models.layers.documents import Documents, kept_apart
 from models.layers.mamba import mark_split, split_parameter, starts_of_all
 from models.layers.ssd import causal_conv
 from models.layers.whole_matrices import one_tensor_each
-from models.parameters import MAMBA_TAPS
 
 FUSED = {"input_layernorm.": "self_attention.in_proj.layer_norm_"}
 """On-disk name of the layer's norm where it stands alone -> of one fused into the projection behind it."""

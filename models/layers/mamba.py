@@ -20,10 +20,10 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.costs.parameters import MAMBA_TAPS as TAPS
 from models.layers.documents import Documents, kept_apart
 from models.layers.ssd import causal_conv, chunked_scan
 from models.layers.whole_matrices import one_tensor_each
-from models.parameters import MAMBA_TAPS as TAPS
 
 NORM_EPSILON = 1e-5
 """Of the gated norm, mcore's, whatever model.norm_epsilon is."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.flops import MAMBA_CHUNK
+from models.costs.flops import MAMBA_CHUNK
 
 
 def causal_conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from data.config import DataConfig
 from data.prepare import prepare
 from data.shards import Shard, bin_path, idx_path
 from data.source import build_source
-from data.tokenizers import open_tokenizer
+from data.tokenizers.base import open_tokenizer
 from parallel.errors import UserError
 from tools.preprocess import verify
 from tools.preprocess.__main__ import main

@@ -10,7 +10,7 @@ from data.prepared import Prepared, PreparedSource
 from data.shard_writer import ShardWriter
 from data.shards import Shard
 from data.source import build_source
-from data.tokenizers import ByteTokenizer
+from data.tokenizers.base import ByteTokenizer
 from parallel.errors import UserError
 
 ALL = DataConfig(split="1,0,0")

@@ -16,7 +16,7 @@ from data.config import DataConfig
 from data.prepare import prepare
 from data.raw import pieces
 from data.shards import Shard
-from data.tokenizers import ByteTokenizer
+from data.tokenizers.base import ByteTokenizer
 from parallel.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from data.prepared import Prepared
 from data.shard_writer import ShardWriter
 from data.shards import Shard
 from data.source import build_source
-from data.tokenizers import ByteTokenizer
+from data.tokenizers.base import ByteTokenizer
 from parallel.errors import UserError
 
 ALL_TRAIN = DataConfig(split="1,0,0")

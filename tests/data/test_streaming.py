@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from data.config import DataConfig
-from data.engines import BytesEngine
 from data.order import rank_indices
 from data.prepare import prepare
 from data.source import build_source
-from data.streaming import shares
+from data.streaming import stream
 from data.streaming.source import REMEMBERED, StreamedSource
 from data.streaming.stream import Cursor, documents
+from data.tokenizers.engines import BytesEngine
 from parallel.errors import UserError
 from training.batches import DEPTH
 
@@ -89,7 +89,7 @@ def small(monkeypatch):
     from data.raw import hub
     from data.streaming import opening
 
-    monkeypatch.setattr(shares, "SMALLEST_UNIT_BYTES", 1000)
+    monkeypatch.setattr(stream, "SMALLEST_UNIT_BYTES", 1000)
     monkeypatch.setattr(opening, "BATCH_BYTES", 500)  # two documents
     monkeypatch.setattr(raw_documents, "BATCH_ROWS", 20)
     monkeypatch.setattr(hub, "ROWS", 40)

@@ -5,7 +5,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.tiktoken_engine import GPT2_PATTERN, alternatives, grouped
+from data.tokenizers.tiktoken_engine import GPT2_PATTERN, alternatives, grouped
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

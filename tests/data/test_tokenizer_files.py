@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from data import corpus, engines, sentencepiece_training, tokenizers
+from data import corpus
 from data.config import DataConfig
-from data.tiktoken_meta import LLAMA3_PATTERN, encoding_of
-from data.tokenizer_json import JsonTokenizer
-from data.tokenizer_pair import PairTokenizer
-from data.tokenizers import SentencePieceTokenizer, TiktokenTokenizer, open_named, open_tokenizer
+from data.tokenizers import base, engines, sentencepiece_training
+from data.tokenizers.base import SentencePieceTokenizer, TiktokenTokenizer, open_named, open_tokenizer
+from data.tokenizers.gpt2_pair import PairTokenizer
+from data.tokenizers.tiktoken_meta import LLAMA3_PATTERN, encoding_of
+from data.tokenizers.tokenizer_json import JsonTokenizer
 from parallel.errors import UserError
 from tools.preprocess.__main__ import main
 
@@ -102,7 +103,7 @@ def test_either_file_or_both_name_a_pair(pair, tmp_path, monkeypatch, names):
     shutil.copy(pair / "merges.txt", tmp_path / merges)
     monkeypatch.chdir(tmp_path)
     assert open_named(names.format(folder=tmp_path), None).fingerprint == expected.fingerprint
-    assert tokenizers.load(DataConfig(tokenizer=names.format(folder=tmp_path)), tmp_path, print).eod == 0
+    assert base.load(DataConfig(tokenizer=names.format(folder=tmp_path)), tmp_path, print).eod == 0
 
 
 @pytest.mark.parametrize(
@@ -299,7 +300,7 @@ def test_what_a_checkpoint_keeps_opens_as_the_same_tokenizer(pair, saved, llama3
     ranks.with_suffix(".json").write_text(json.dumps(description))
     for number, path in enumerate((pair, saved, llama3, pieces, ranks, ranks.with_suffix(".json"))):
         tokenizer = open_tokenizer(path, None)
-        kept = tokenizers.carried(tokenizer)
+        kept = base.carried(tokenizer)
         folder = tmp_path / f"kept{number}"
         folder.mkdir()
         for name, source in kept.copies.items():
@@ -308,7 +309,7 @@ def test_what_a_checkpoint_keeps_opens_as_the_same_tokenizer(pair, saved, llama3
             (folder / name).write_text(text)
         assert open_tokenizer(folder / kept.name, None).fingerprint == tokenizer.fingerprint
         assert open_tokenizer(folder, None).fingerprint == tokenizer.fingerprint
-    assert tokenizers.carried(tokenizers.ByteTokenizer()).name == "byte"
+    assert base.carried(base.ByteTokenizer()).name == "byte"
     assert Path(kept.name).suffix == ".tiktoken"
 
 

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import corpus, sentencepiece_training, tokenizers
+from data import corpus
 from data.config import DataConfig
-from data.tokenizers import ByteTokenizer, SentencePieceTokenizer
+from data.tokenizers import base, sentencepiece_training
+from data.tokenizers.base import ByteTokenizer, SentencePieceTokenizer
 from parallel.errors import UserError
 
 TEXTS = [
@@ -86,15 +87,15 @@ def test_it_can_be_sent_to_a_spawned_process(pieces):
 
 
 def test_a_model_is_loaded_by_path(model_path, pieces, tmp_path):
-    loaded = tokenizers.load(DataConfig(tokenizer=str(model_path)), tmp_path, print)
+    loaded = base.load(DataConfig(tokenizer=str(model_path)), tmp_path, print)
     assert loaded.fingerprint == pieces.fingerprint
     assert loaded.path == model_path
 
 
 def test_a_missing_or_broken_model_is_named(tmp_path, capfd):
     with pytest.raises(UserError, match=r"no file .*x\.model"):
-        tokenizers.load(DataConfig(tokenizer=str(tmp_path / "x.model")), tmp_path, print)
+        base.load(DataConfig(tokenizer=str(tmp_path / "x.model")), tmp_path, print)
     (tmp_path / "x.model").write_bytes(b"not a model")
     with pytest.raises(UserError, match=r"x\.model is not a SentencePiece model"):
-        tokenizers.load(DataConfig(tokenizer=str(tmp_path / "x.model")), tmp_path, print)
+        base.load(DataConfig(tokenizer=str(tmp_path / "x.model")), tmp_path, print)
     assert capfd.readouterr() == ("", "")

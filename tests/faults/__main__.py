@@ -27,9 +27,9 @@ from typing import Literal
 
 from parallel import command, launch, output
 from parallel.flags import parse_flags
+from tests.benchmarks.circumstances import ROOT, commit, now
 from tests.faults import document
 from tests.faults.results import Store
-from tools.benchmark.circumstances import ROOT, commit, now
 
 Campaign = Literal["damages", "kills", "matrix", "disk", "jobs", "hostile"]
 COUNTS: dict[Campaign, int] = {

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.benchmark.circumstances import ROOT
+from tests.benchmarks.circumstances import ROOT
 
 MEMORY_BYTES = 6 << 30
 """Address space that a command may have beyond what importing took: enough for small models, not for a runaway."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.circumstances import ROOT
 from tests.faults import job_program
 from tests.faults.job_program import Fault
 from tests.faults.private_cluster import FINAL_STATES, Job, PrivateCluster, ranks_left, until
-from tools.benchmark.circumstances import ROOT
 from training.checkpoint import folders
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.rng import PREFIX as GENERATORS

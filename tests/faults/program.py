@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data.config import DataConfig
 from data.prepare import prepare
-from tools.benchmark.circumstances import ROOT
+from tests.benchmarks.circumstances import ROOT
 
 TINY = (
     "--model.num_layers", "2", "--model.hidden_size", "32", "--model.ffn_hidden_size", "88",

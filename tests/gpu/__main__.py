@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 from parallel import command, launch
 from parallel.flags import parse_flags
+from tests.benchmarks.circumstances import ROOT
 from tests.gpu import processes
 from tests.gpu.rank import MEASUREMENTS
 from tests.gpu.report import Report
@@ -26,7 +27,6 @@ from tests.gpu.runner import Budget, Subject, not_run, side_by_side
 from tests.gpu.sizes import SizeName
 from tests.gpu.slices import SLICES, SliceName
 from tests.gpu.table import SUBJECTS, SubjectName
-from tools.benchmark.circumstances import ROOT
 from tools.shared.written import check_place
 
 MINUTES = 20.0

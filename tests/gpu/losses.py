@@ -8,7 +8,7 @@ from models.resolve import resolve
 from parallel import groups
 from parallel.config import PrecisionConfig
 from parallel.launch import Identity
-from tools.benchmark.step.one_rank import RandomTokens
+from tests.benchmarks.step.one_rank import RandomTokens
 from training import train
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig

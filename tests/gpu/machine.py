@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.benchmark.circumstances import commit, now, versions
+from tests.benchmarks.circumstances import commit, now, versions
 
 DISTRIBUTIONS = ("torch", "megatron-core", "transformer-engine", "flash-attn", "numpy")
 MULTI_RANK_NCCL = (2, 30)

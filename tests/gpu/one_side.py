@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from models.flops import flops_per_token, peak_flops
+from models.costs.flops import flops_per_token, peak_flops
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
+from tests.benchmarks.step.one_rank import RandomTokens
 from tests.gpu.measured_models import loaded
 from tests.gpu.sides.job import Job
-from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import wait
 
 Side = Literal["triplane", "plain_pytorch", "megatron_core"]

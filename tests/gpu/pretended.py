@@ -18,10 +18,10 @@ from models.resolve import resolve
 from parallel import groups
 from parallel.groups import Ranks
 from parallel.launch import Identity
+from tests.benchmarks.step.one_rank import RandomTokens
 from tests.gpu.arrivals import filled
 from tests.gpu.measured_models import loaded
 from tests.gpu.steps import take
-from tools.benchmark.step.one_rank import RandomTokens
 from training.batches import context_slice
 from training.config.run_config import RunConfig
 from training.memory.measured import Counted, modules_of

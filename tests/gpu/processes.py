@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from parallel.processes import die_with_parent
-from tools.benchmark.circumstances import ROOT
+from tests.benchmarks.circumstances import ROOT
 
 KILLED_S = 15.0
 """A killed process ends within that, or hangs in the driver, where nothing ends it: it is left behind."""

@@ -9,8 +9,8 @@ import torch
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
+from tests.benchmarks.step.one_rank import RandomTokens
 from tests.gpu.measured_models import loaded
-from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import middle_s, wait
 from training.checkpoint import Contents
 from training.checkpoint.callback import SaveCallback

@@ -9,17 +9,17 @@ from typing import Any, Literal
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
+from tests.benchmarks.step.one_rank import RandomTokens
 from tests.gpu import kernel_kinds
 from tests.gpu.measured_models import loaded
-from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import wait
-from training.config.profile_config import ProfileConfig
+from training.config.small_sections import ProfileConfig
+from training.profile.callback import TorchTrace
 from training.profile.chrome_trace import ANNOTATIONS, TraceEvent, read_trace
-from training.profile.clock import Measured, StepClock
 from training.profile.range_names import iteration_of
 from training.profile.ranges import StepRanges
 from training.profile.summary import summarize
-from training.profile.torch_trace import TorchTrace
+from training.profile.timeline import Measured, StepClock
 from training.progress import Progress
 from training.step import StepRequests
 from training.train import build_parts, one_step, overlap_of_tp

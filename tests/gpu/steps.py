@@ -8,14 +8,14 @@ from typing import Any, Literal
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 
-from models.flops import flops_per_token, peak_flops
+from models.costs.flops import flops_per_token, peak_flops
 from models.resolve import resolve
 from parallel import groups
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import Identity
+from tests.benchmarks.step.one_rank import RandomTokens
 from tests.gpu.measured_models import loaded
-from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import wait
 from training.config.run_config import RunConfig
 from training.memory.measured import (

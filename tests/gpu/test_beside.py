@@ -17,8 +17,8 @@ from tests.gpu.subjects import beside, profile
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.profile.chrome_trace import ANNOTATIONS, TraceEvent
-from training.profile.clock import Measured
 from training.profile.spans import StepSpan
+from training.profile.timeline import Measured
 
 
 def card(memory_gib: float = 79.0, te: str | None = "2.19.0", capability: tuple[int, int] = (9, 0)) -> GpuMachine:

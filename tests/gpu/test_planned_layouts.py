@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 import ranks  # noqa: F401  (imports torch and megatron once)
+from models.costs.candidate import Candidate
+from models.costs.states import BlockStack
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
@@ -29,9 +31,7 @@ from tools.plan.cost.computing import computing_s
 from tools.plan.cost.step import step_times
 from tools.plan.search.pricing import constants, planned_cases
 from tools.plan.search.request import PlanRequest
-from training.memory.layouts import Candidate
 from training.memory.planned import Modules
-from training.memory.states import BlockStack
 
 MODULES = Modules(cuda=True, transformer_engine=True)
 H100 = GpuMachine(

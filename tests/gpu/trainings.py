@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.benchmark.circumstances import ROOT
+from tests.benchmarks.circumstances import ROOT
 from tools.inspect_checkpoint.compare import Comparison, compare, pairs
 from tools.inspect_checkpoint.contents import parameters
 from tools.parity.layouts import shrink, with_layout

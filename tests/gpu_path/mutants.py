@@ -20,9 +20,9 @@ def collectives_not_awaited() -> None:
 
 def checkpoint_copy_not_awaited() -> None:
     """A checkpoint is written while its bytes are still on their way: the losses stay right."""
-    from training.checkpoint.background import copying, saver
+    from training.checkpoint.background import saver
 
-    class Unawaited(copying.HostCopy):
+    class Unawaited(saver.HostCopy):
         def run(self) -> None:
             with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
                 self._copy()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.hf.families import TABLES
+from models.families import TABLES
 from models.hf.shapes import write_config
 from models.hf.tables import entries, is_computed
 from models.names import canonical

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from models.costs.parameters import active_parameters, mtp_only_parameters, num_parameters
 from models.families import ALIASES, PUBLISHED, SHAPES, TINY, named
-from models.parameters import active_parameters, mtp_only_parameters, num_parameters
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from training.cli.parse import parse_config

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from models.families import named
-from models.flops import (
+from models.costs.flops import (
     DEVICES,
     DType,
     flops_per_token,
@@ -14,6 +13,7 @@ from models.flops import (
     mean_chunk_keys,
     peak_flops,
 )
+from models.families import named
 from models.shapes import GPTShape
 
 # h 8, f 16, 2 heads of 4 in 1 group, 3 blocks, 10 words, sequence 6. Forward, per token, in multiply-adds:

@@ -1,4 +1,4 @@
-"""The formula of models/flops.py against torch's own count of what the real model multiplies, forward and backward."""
+"""The formula of models/costs/flops.py against torch's own count of what the real model multiplies, both passes."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import runs
 from data.loader import to_batch
-from models.flops import MAMBA_CHUNK, flops_per_token
+from models.costs.flops import MAMBA_CHUNK, flops_per_token
 from models.resolve import resolve
 from models.shapes import GPTShape
 from models.symbols import ATTENTIONS

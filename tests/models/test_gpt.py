@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from models.config import ModelConfig
+from models.costs.parameters import parameters
 from models.families import SHAPES
 from models.init import fill_normal, std_of
 from models.names import canonical
-from models.parameters import parameters
 from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError

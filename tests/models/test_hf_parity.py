@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from models.config import ModelConfig
+from models.costs.parameters import num_parameters
 from models.families import TINY, named
-from models.parameters import num_parameters
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig

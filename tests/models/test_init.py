@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from models import init
+from models.costs.parameters import parameters
 from models.families import SHAPES
 from models.init import constant_of, fill_normal, fill_uniform, normal, std_of, uniform_of
 from models.names import canonical, checkpoint_key
-from models.parameters import parameters
 
 SHAPE = (300, 77)
 

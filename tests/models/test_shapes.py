@@ -8,10 +8,10 @@ import pytest
 
 from models import sublayers
 from models.config import ModelConfig
+from models.costs.parameters import Parameter, parameters
 from models.families import named
 from models.frequencies import parse_freq
 from models.owned_fields import OWNED
-from models.parameters import Parameter, parameters
 from models.resolve import resolve
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
@@ -337,7 +337,7 @@ def test_pattern_and_sublayers() -> None:
 
 def test_numeric_modules_import_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, models.config, models.sublayers, models.flops\n"
+        "import sys, models.config, models.sublayers, models.costs.flops\n"
         "import training.config.lr_schedule, training.config.batch_schedule\n"
         "sys.exit(' '.join({'torch', 'numpy', 'megatron'} & set(sys.modules)) or None)"
     )

@@ -17,10 +17,10 @@ from pathlib import Path
 from parallel import command
 from parallel.errors import UserError
 from parallel.flags import parse_flags
+from tests.benchmarks.circumstances import ROOT, circumstances, keep, versions
 from tests.monitoring import queries
 from tests.monitoring.mlflow_server import hung_server, real_server
 from tests.monitoring.scraped import scraped_run
-from tools.benchmark.circumstances import ROOT, circumstances, keep, versions
 
 PROGRAMS = ("prometheus", "promtool", "prometheus-node-exporter")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from parallel import command
 from parallel.flags import parse_flags
-from tools.benchmark.circumstances import ROOT, commit, now
+from tests.benchmarks.circumstances import ROOT, commit, now
 
 SHOWN = 6
 

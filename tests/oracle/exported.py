@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from models.hf.families import TABLES
+from models.families import TABLES
 from models.hf.shapes import write_config
 from models.hf.tables import Entry, entries
 from models.shapes import GPTShape

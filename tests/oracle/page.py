@@ -4,9 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from tests.benchmarks.circumstances import versions
 from tests.oracle.compared import AGAIN, GRADIENT, LOSS, NORM, ROUNDING, SCHEDULE, SMALL, UPDATE
 from tests.oracle.results import CaseResult
-from tools.benchmark.circumstances import cpu_model, versions
+from tools.shared.processor import cpu_model
 
 ENDS = ("equal", "refused", "different", "failed")
 TOP = """# Held against an oracle that is not ours

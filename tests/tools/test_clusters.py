@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from models.flops import peak_flops
+from models.costs.flops import peak_flops
 from parallel.errors import UserError
 from tools import clusters, nccl_env
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.families import TINY
+from models.families import TINY, base
 from models.hf import tables
-from models.hf.families import base
 from models.hf.row_layouts import stacked
 from models.hf.shapes import read_shape
 from tests.tools.hf_folders import write_folder

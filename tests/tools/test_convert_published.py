@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from data.tokenizers import open_tokenizer
+from data.tokenizers.base import open_tokenizer
 from models.families import TINY
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from data.sentencepiece_training import builtin_model
+from data.tokenizers.sentencepiece_training import builtin_model
 from models.families import TINY
 from parallel.errors import UserError
 from tests.tools.hf_folders import write_folder

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from data.config import DataConfig
-from data.tokenizers import open_tokenizer
+from data.tokenizers.base import open_tokenizer
 from models.families import TINY
 from parallel.errors import UserError
 from parallel.launch import Identity

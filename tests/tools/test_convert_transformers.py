@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from data.tokenizers import open_tokenizer
-from models.hf.families import ARCHITECTURES
+from data.tokenizers.base import open_tokenizer
+from models.families import ARCHITECTURES
 from models.hf.files import read_configuration
 from models.hf.other_keys import NO_EFFECT
 from models.hf.shapes import unread

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from models.costs.parameters import num_parameters
 from models.families import named
-from models.parameters import num_parameters
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from tests.tools.megatron_scripts import (

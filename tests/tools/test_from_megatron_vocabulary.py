@@ -72,7 +72,7 @@ def test_a_vocabulary_that_is_not_known_is_left_open() -> None:
 
 
 def test_ids_of_a_model_on_this_machine_are_counted(tmp_path: Path) -> None:
-    from data.sentencepiece_training import builtin_model
+    from data.tokenizers.sentencepiece_training import builtin_model
 
     model = builtin_model(512, tmp_path, lambda _: None)
     pieces = SentencePieceProcessor(model_file=str(model)).get_piece_size()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from data.prepared import Prepared
-from data.tokenizers import ByteTokenizer
+from data.tokenizers.base import ByteTokenizer
 from models.families import TINY
 from parallel.errors import UserError
 from programs import Program

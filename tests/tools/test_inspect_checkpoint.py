@@ -16,7 +16,7 @@ from runs import ROOT, configuration, losses, train
 from tools.convert.__main__ import main as convert
 from tools.inspect_checkpoint import contents
 from tools.inspect_checkpoint.__main__ import main
-from training.checkpoint import fp8_state, optimizer_state, rng
+from training.checkpoint import model_state, optimizer_state, rng
 from training.checkpoint.format.manifest import read_manifest, write_manifest
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.verify import damages
@@ -47,7 +47,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 def test_prefixes_are_those_of_the_writer() -> None:
     prefixes = (contents.OPTIMIZER, contents.RNG, contents.FP8)
-    assert prefixes == (optimizer_state.PREFIX, rng.PREFIX, fp8_state.PREFIX)
+    assert prefixes == (optimizer_state.PREFIX, rng.PREFIX, model_state.PREFIX)
     assert contents.kind_of(optimizer_state.MASTER + "x.y") == ("master", "x.y")
 
 

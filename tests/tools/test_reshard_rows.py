@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tools.reshard.assembled import AssembledFiles, assembled, rectangles_of_range
-from tools.reshard.mapped import MappedOrigin, SourceTensor
-from tools.reshard.named_weights import RowRun
+from tools.reshard.named_weights import MappedOrigin, RowRun, SourceTensor
 from tools.reshard.tensors import Rectangle
 from tools.reshard.torch_file import TorchFile
 

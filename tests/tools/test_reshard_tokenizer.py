@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from data.tokenizers import open_named
+from data.tokenizers.base import open_named
 from tests.tools.hf_folders import write_folder
 from tests.tools.test_convert_training import SHAPE
 from tests.tools.test_doors import write_pair

@@ -10,9 +10,9 @@ import pytest
 import runs
 from data.prepared import Prepared
 from parallel.errors import UserError
+from tests.benchmarks.data import command as data_benchmark
+from tests.benchmarks.step import command as step_benchmark
 from tests.faults import document
-from tools.benchmark.data import command as data_benchmark
-from tools.benchmark.step import command as step_benchmark
 from tools.convert.__main__ import main as convert
 from tools.doctor import __main__ as doctor
 from tools.evaluate import work

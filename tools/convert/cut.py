@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from models.families import ARCHITECTURES, TABLES
 from models.hf.config_parts import freq, skip_freq
-from models.hf.families import ARCHITECTURES, TABLES
 from models.hf.other_keys import TOKEN_IDS
 from models.hf.shapes import differing_fields, read_shape, write_config
 from models.hf.tables import Entry, constants, entries

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from models.hf.keys import MOST_EXPERTS
-from models.hf.table import Table
+from models.hf.row_layouts import Table
 from parallel.untrusted import InputError
 from tools.convert.dtypes import FLOATS
 from tools.convert.headers import TensorSpan

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from data import tokenizers
+from data.tokenizers import base
 from models.hf.files import CARRIED, CARRIED_BYTES, present, read_configuration
 from models.hf.row_layouts import Strip
 from models.hf.shapes import without_effect, write_config
@@ -241,7 +241,7 @@ def vocabulary(config: RunConfig, folder: Path) -> int | None:
     """Ids of the run's tokenizer, where the configuration leaves the vocabulary to it."""
     if config.model.vocab_size is not None:
         return None
-    return tokenizers.load(config.data, folder, lambda _: None).vocab_size
+    return base.load(config.data, folder, lambda _: None).vocab_size
 
 
 def check(weights: Weights, model_type: str, shape: GPTShape) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from data import tokenizers
-from data.tokenizer_json import JsonTokenizer
-from data.tokenizers import SentencePieceTokenizer, TiktokenTokenizer, Tokenizer
+from data.tokenizers import base
+from data.tokenizers.base import SentencePieceTokenizer, TiktokenTokenizer, Tokenizer
+from data.tokenizers.tokenizer_json import JsonTokenizer
 from parallel.errors import UserError
 from parallel.untrusted import read_foreign
 from tools.convert.tokenizer import eos_ids, read_beside
@@ -35,7 +35,7 @@ def own_ends(checkpoint: Path, config: RunConfig, entries: Mapping[str, Any]) ->
     if config.data.tokenizer == "builtin" or (config.data.tokenizer in STAND_INS and IMPORTED in entries):
         return None, []
     try:
-        found = tokenizers.load(config.data, checkpoint, lambda _: None)
+        found = base.load(config.data, checkpoint, lambda _: None)
     except UserError as error:
         return None, [f"which id ends a text is not known from the tokenizer: {error}"]
     bos, texts = None, {}

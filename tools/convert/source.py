@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from models.hf.families import TABLES
+from models.families import TABLES
 from models.hf.files import CARRIED, present, read_configuration
 from parallel.errors import UserError
 from tools.convert.dtypes import cast, dequantised, from_numbers, to_numbers

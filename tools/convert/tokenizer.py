@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.tokenizer_json import JsonTokenizer, TokenizerConfig
-from data.tokenizers import Tokenizer, open_tokenizer
+from data.tokenizers.base import Tokenizer, open_tokenizer
+from data.tokenizers.tokenizer_json import JsonTokenizer, TokenizerConfig
 from models.hf.files import CARRIED_BYTES, TOKENIZERS, present
 from models.hf.keys import MOST_TOKENS
 from parallel.errors import UserError

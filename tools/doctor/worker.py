@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel.untrusted import parse_json
+from tools.shared.processor import cpu_model
 
 SEED = 20260101
 GEMM_SIZE = {"cpu": 768, "cuda": 8192}
@@ -117,8 +118,6 @@ def is_exact(size: int, dtype: torch.dtype, device: torch.device) -> bool:
 
 def cpu_name() -> str:
     """The processor's name and what of it torch uses."""
-    from tools.benchmark.circumstances import cpu_model
-
     return f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"
 
 

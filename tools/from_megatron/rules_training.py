@@ -2,8 +2,8 @@
 
 import typing
 
+from models.sublayers import OffloadModule
 from tools.from_megatron.draft import DEFAULT, Draft
-from training.config.train_config import OffloadModule
 
 
 def training(draft: Draft) -> None:

@@ -193,7 +193,7 @@ def _model_ids(name: str) -> int | None:
     path = Path(name)
     if not path.exists():
         return None
-    from data.tokenizers import open_tokenizer  # takes numpy's time
+    from data.tokenizers.base import open_tokenizer  # takes numpy's time
 
     try:
         return open_tokenizer(path.absolute(), None, "--tokenizer-model: ").vocab_size

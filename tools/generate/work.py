@@ -18,7 +18,7 @@ from tools.shared.loaded_model import LoadedModel
 from training.generation.settings import Sampling, TextLimits
 
 if TYPE_CHECKING:
-    from data.tokenizers import Tokenizer
+    from data.tokenizers.base import Tokenizer
     from training.generation.generate import TextRow
     from training.generation.texts import Continuation
 

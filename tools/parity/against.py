@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from models.parameters import num_parameters
+from models.costs.parameters import num_parameters
 from parallel import launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.output import columns
@@ -256,7 +256,7 @@ def _weight_difference(name: str, ours: np.ndarray, theirs: np.ndarray, dtype: s
 
 def _weights_behind(name: str, model: ComparedModel) -> list[str]:
     """Canonical names of the parameters that an output is made with, its layer's norm included."""
-    from models.parameters import parameters
+    from models.costs.parameters import parameters
 
     name = name.removeprefix(GRADIENT)
     names = [parameter.name for parameter in parameters(model.shape)]

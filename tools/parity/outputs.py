@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from models import gpt
-from models.hf.families import TABLES
+from models.families import TABLES
 from models.shapes import GPTShape
 from models.sublayers import block_of
 from parallel import groups

@@ -3,7 +3,6 @@
 cost        seconds of a step from its parts, for arrays with one element per candidate; hardware, constants
 search      which layouts are legal, priced, ranked and selected; what else was asked (sizes, reasons)
 report      the table, JSON and the page
-backtest    the same code against published runs
 calibrate   constants of a cluster of one's own, measured there
 trace       memory of a layout, traced on meta tensors
 goodput     share of a run's time that trains

@@ -170,7 +170,7 @@ class BacktestFlags:
     """Hold the planner against published runs."""
 
     runs: tyro.conf.Positional[Path | None] = None
-    """CSV with the columns of tools/plan/backtest/published.csv (None: that one), or Megatron's names for them. What is
+    """CSV with the columns of tests/planner/published.csv (None: that one), or Megatron's names for them. What is
     empty comes from the model's name."""
 
     output: Path | None = None

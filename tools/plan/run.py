@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import importlib
 import sys
 import time
 from collections.abc import Sequence
@@ -99,11 +100,9 @@ def compare(flags: CompareFlags) -> None:
 
 
 def backtest(flags: BacktestFlags) -> None:
-    """The planner against a table of runs."""
-    from tools.plan.backtest import command
-
+    """The planner against a table of runs, which tests/planner of a checkout reads."""
     _in_a_folder(flags.output)
-    command.backtest(flags)
+    importlib.import_module("tests.planner.command").backtest(flags)
 
 
 def calibrate(flags: CalibrateFlags) -> None:

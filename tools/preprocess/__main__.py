@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from data.config import path_of
-from data.engines import EngineName
 from data.raw.reading import ReadOptions
+from data.tokenizers.engines import EngineName
 from parallel import command
 from parallel.errors import UserError
 from parallel.flags import parse_flags

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from data.engines import Engine, Ids
 from data.raw.reading import Rejects
+from data.tokenizers.engines import Engine, Ids
 
 SpecialText = Literal["plain", "special", "error"]
 

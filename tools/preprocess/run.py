@@ -6,15 +6,15 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data import engines
 from data.config import path_of
-from data.engines import EngineName
 from data.raw import inputs, units
 from data.raw.csv_records import DELIMITERS
 from data.raw.reading import ReadOptions
 from data.raw.units import Unit
 from data.shards import bin_path, token_dtype
-from data.tokenizers import EXPECTED, ByteTokenizer, Tokenizer, exists, open_named
+from data.tokenizers import engines
+from data.tokenizers.base import EXPECTED, ByteTokenizer, Tokenizer, exists, open_named
+from data.tokenizers.engines import EngineName
 from parallel.errors import UserError, printable
 from tools.preprocess import estimate, shuffle_merge, summary, worker_pool
 from tools.preprocess.encoding import Encoding, SpecialText

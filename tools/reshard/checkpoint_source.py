@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data import tokenizers
+from data.tokenizers import base
 from tools.reshard.tensors import SourceRows, Tensors
 from training.checkpoint.state import JSON, State
 from training.config.run_config import RunConfig
@@ -63,4 +63,4 @@ def real_vocab_size(config: RunConfig, folder: Path) -> int:
     """Ids that mean something: of the configuration, or else of the tokenizer."""
     if config.model.vocab_size is not None:
         return config.model.vocab_size
-    return tokenizers.load(config.data, folder, lambda _: None).vocab_size
+    return base.load(config.data, folder, lambda _: None).vocab_size

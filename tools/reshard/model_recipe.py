@@ -1,18 +1,28 @@
-"""The model of another program's checkpoint: a recipe, or the config.json of a Hugging Face folder."""
+"""The model of another program's checkpoint: a recipe, or the config.json of a Hugging Face folder; and its tokenizer's
+files, which a checkpoint takes with it in every direction.
+"""
 
 import dataclasses
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from data.tokenizers import base
 from models.config import ModelConfig
-from models.hf.files import read_configuration
-from models.hf.shapes import read_shape
+from models.hf.files import CARRIED, read_configuration
+from models.hf.shapes import read_shape, write_config
+from models.resolve import resolve
 from models.shapes import GPTShape
+from parallel.durable import replace_file
 from parallel.errors import UserError
 from tools.convert.tokenizer import STAND_IN, choose
-from tools.reshard.checkpoint_source import real_vocab_size
-from tools.reshard.options import ReshardOptions
+from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
+from tools.reshard.plan import ReshardOptions, ReshardPlan
+from training.checkpoint import folders
+from training.checkpoint.imported import STAND_INS
 from training.config.recipe import load
 from training.config.run_config import RunConfig
+from training.run_dir.tokenizer_files import tokenizer_files
 
 LONGEST = 4096
 """Tokens of a sample, of a config.json that allows more."""
@@ -54,3 +64,59 @@ def _of_shape(shape: GPTShape) -> RunConfig:
     fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
     length = min(LONGEST, shape.max_position_embeddings)
     return dataclasses.replace(RunConfig(), model=ModelConfig(seq_length=length, **fields))
+
+
+FOLDER = "tokenizer"
+"""In a Megatron checkpoint of one iteration, as Megatron-Bridge has it."""
+
+
+@dataclass(frozen=True)
+class CarriedFiles:
+    """What a checkpoint of Triplane's carries of a tokenizer."""
+
+    name: str | None = None
+    """What data.tokenizer names in the checkpoint; None: what it names already."""
+    copies: dict[str, Path] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+def carried_files(config: RunConfig, folder: Path) -> CarriedFiles:
+    """Of the recipe's tokenizer; of a stand-in's, of the one that another program's checkpoint carries."""
+    own = folder / FOLDER
+    name = str(own) if config.data.tokenizer in STAND_INS and own.is_dir() else config.data.tokenizer
+    if name in STAND_INS or not base.exists(name):
+        return CarriedFiles()
+    try:
+        opened = base.open_named(name, config.data.eod_token)
+    except UserError:  # the run says so; the checkpoint's numbers do not depend on it
+        path = Path(name)
+        return CarriedFiles(copies={path.name: path} if path.is_file() else {})
+    kept = base.carried(opened)
+    return CarriedFiles(kept.name, tokenizer_files(opened.path, kept, licenses=False), kept.texts)
+
+
+def write_into(folder: Path, source: CheckpointSource) -> list[str]:
+    """Those of a source's files that Hugging Face keeps beside weights: their names."""
+    copies = {name: path for name, path in source.carried.items() if name in CARRIED}
+    if copies or source.texts:
+        folder.mkdir(exist_ok=True)
+    for name, path in copies.items():
+        folders.copy(path, folder / name)
+    for name, text in source.texts.items():
+        replace_file(folder / name, text.encode())
+    return [*copies, *source.texts]
+
+
+def write_config_json(folder: Path, source: CheckpointSource, plan: ReshardPlan) -> None:
+    """The model as transformers' configuration, over a carried one: such a folder says what it is."""
+    _, values = write_config(resolve(plan.config.model, source.real_vocab_size))
+    kept = read_configuration(folder) if (folder / "config.json").is_file() else {}
+    text = json.dumps({"pad_token_id": None, **kept, **values}, indent=2)
+    replace_file(folder / "config.json", f"{text}\n".encode())
+
+
+def with_tokenizer(config: RunConfig, name: str | None) -> RunConfig:
+    """A tokenizer that went along, by its bare name: the folder can be moved."""
+    if name is None:
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=name))

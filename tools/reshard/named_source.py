@@ -13,8 +13,7 @@ from pathlib import Path
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.reshard.checkpoint_source import MASTER, STATE
-from tools.reshard.mapped import MappedOrigin, SourceTensor
-from tools.reshard.named_weights import NamedWeight, Naming, RowRun
+from tools.reshard.named_weights import MappedOrigin, NamedWeight, Naming, RowRun, SourceTensor
 from tools.reshard.naming import known_name, namings
 from tools.reshard.tensors import Info, Origin
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from data.tokenizers import Tokenizer
+from data.tokenizers.base import Tokenizer
 from models.shapes import GPTShape
 from parallel import cuda_environment, launch, local_ranks, output
 from parallel.errors import UserError

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from data import tokenizers
-from data.tokenizers import Tokenizer
+from data.tokenizers import base
+from data.tokenizers.base import Tokenizer
 from models.kernels import KernelsConfig
 from models.resolve import resolve
 from models.shapes import GPTShape
@@ -109,7 +109,7 @@ def _tokenizer(config: RunConfig, folder: Path, entries: Mapping[str, JSON]) -> 
     if config.data.tokenizer in STAND_INS and IMPORTED in entries:
         return None, f"{folder}: the folder that it was imported from had no tokenizer that Triplane reads."
     try:
-        return tokenizers.load(config.data, folder, lambda _: None), ""
+        return base.load(config.data, folder, lambda _: None), ""
     except UserError as error:
         return None, f"{folder}: its tokenizer cannot be opened: {error}"
 

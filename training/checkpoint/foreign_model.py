@@ -1,8 +1,8 @@
 """Whether another program's checkpoint is of the recipe's model, by the config.json in its folder: before any work."""
 
+from models.costs.parameters import parameters
 from models.hf.files import read_configuration
 from models.hf.shapes import differing_fields, read_shape
-from models.parameters import parameters
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError

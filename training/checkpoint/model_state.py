@@ -1,12 +1,23 @@
-"""Model weights as boxes, and the moment at which they may be read."""
+"""Model weights as boxes, and the moment at which they may be read; and Transformer Engine's scales of the fp8 recipe
+"delayed", with the histories of largest values they come from.
+
+Scales are the same on every rank of a pipeline stage: Transformer Engine reduces them over TP, CP and DP after each
+pass. So one rank writes them, and any layout reads them; experts' ones, which a rank has for its own experts by number,
+need the same EP. Other recipes have none.
+"""
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from megatron.core.fp8_utils import get_fp8_context
+from megatron.core.models.hybrid.hybrid_block import HybridStack
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor, nn
 
 from models.layers.fp8_weights import kept_in_fp8
-from parallel.ddp import Chunks, held
+from parallel.ddp import Chunks, device_of, held, unwrap
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.regions import Box, HeldTensor
@@ -63,3 +74,73 @@ def is_writer(number: int, one: HeldTensor, ranks: Ranks) -> bool:
         return one.is_main
     is_expert = not getattr(one.tensor, "allreduce", True)  # Megatron's mark
     return bool(region.replica[-1] == number % (ranks.pgs.expt_dp if is_expert else ranks.pgs.dp_cp).size())
+
+
+PREFIX = "fp8."
+PASSES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
+"""Transformer Engine's names of the two sets that a module has."""
+
+
+@torch.no_grad()
+def tensors(chunks: Chunks) -> dict[str, Tensor]:
+    """The live scales, fp32 [n], and histories, fp32 [length, n], by key: allocated here where no step has yet."""
+    config = chunks[0].config
+    if config.fp8 is None or config.fp8_recipe != "delayed" or device_of(chunks[0]).type != "cuda":
+        return {}
+    found = {}
+    for chunk in chunks:
+        for name, module in _quantizing(unwrap(chunk)):
+            if not module.fp8_initialized:  # one that keeps its weights in fp8 has scales, but does not update them yet
+                _allocate(module, config)
+            for which, key in PASSES.items():
+                state = module.fp8_meta[key]
+                found[f"{PREFIX}{name}.{which}.scale"] = state.scale
+                found[f"{PREFIX}{name}.{which}.amax_history"] = state.amax_history
+    return found
+
+
+@contextlib.contextmanager
+def kept(chunks: Chunks) -> Iterator[None]:
+    """Within, forward passes leave no trace: the values that an evaluation sees would else move scales of training."""
+    states = list(tensors(chunks).values())
+    before = [state.clone() for state in states]
+    try:
+        yield
+    finally:
+        if states:
+            torch._foreach_copy_(states, before)
+
+
+def _allocate(module: Any, config: TransformerConfig) -> None:
+    """As its first forward pass would. All modules are then updated together from the first pass on: with several
+    chunks, those of chunks that had not run yet would else miss updates that a resumed run must make."""
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+    with get_fp8_context(config):
+        module.init_fp8_metadata(num_gemms=getattr(module, "num_gemms", 1))
+    FP8GlobalStateManager.add_fp8_tensors_to_global_buffer(module.fp8_meta)
+
+
+def _quantizing(chunk: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Modules with matrices that are multiplied in fp8, by the names of their parameters in the whole model."""
+    from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+
+    layers = {
+        f"{path}.layers.{here}.": f"{path}.layers.{layer.layer_number - 1}."
+        for path, stack in chunk.named_modules()
+        if isinstance(stack, HybridStack)
+        for here, layer in enumerate(stack.layers)
+    }
+    for path, module in chunk.named_modules():
+        if isinstance(module, TransformerEngineBaseModule) and next(module.parameters(recurse=False), None) is not None:
+            within = next((prefix for prefix in layers if path.startswith(prefix)), "")
+            yield layers.get(within, "") + path.removeprefix(within), module
+
+
+def fp8_boxes(chunks: Chunks, ranks: Ranks) -> list[Box]:
+    """Of this rank's stage; its first rank writes."""
+    writes = ranks.at.tp == ranks.at.cp == ranks.at.dp == 0
+    return [
+        Box(key=key, global_shape=tuple(tensor.shape), offset=(0,) * tensor.dim(), data=tensor, writes=writes)
+        for key, tensor in tensors(chunks).items()
+    ]

@@ -16,12 +16,12 @@ from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.layout import Layout
 from parallel.regions import Box
-from training.checkpoint import fit, folders, fp8_state, optimizer_state, rng
-from training.checkpoint.agreement import gathered, on_first_rank
+from training.checkpoint import fit, folders, model_state, optimizer_state, rng
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.verify import Depth, damages, strangers
 from training.checkpoint.model_state import model_boxes
 from training.checkpoint.plausible import check_values, state_damages
+from training.checkpoint.saving import gathered, on_first_rank
 from training.checkpoint.start import find_start
 from training.checkpoint.state import JSON, State, read_state, step_of
 from training.checkpoint.storage import TensorReader
@@ -279,7 +279,7 @@ def restore_rng(reader: TensorReader, state: State, ranks: Ranks) -> bool:
 def restore_fp8(reader: TensorReader, chunks: Chunks, ranks: Ranks) -> bool:
     """Restore the scales of fp8's recipe "delayed" where the checkpoint has just these: written with that recipe,
     histories as long, and the same EP. Else they start at 1, as a new run's do."""
-    boxes = fp8_state.fp8_boxes(chunks, ranks)
+    boxes = model_state.fp8_boxes(chunks, ranks)
     if gathered([box.key for box in boxes if reader.shapes.get(box.key) != box.global_shape][:1], ranks):
         return False
     with sound(ranks):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from training.checkpoint.young_daly import advice, mtbf_s
-from training.config.fault_config import FaultConfig
+from training.config.small_sections import FaultConfig
 from training.loop import Callback
 from training.progress import Progress
 from training.step import StepRequests

@@ -8,8 +8,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from models.flops import flops_per_token
-from models.parameters import active_parameters, mtp_only_parameters, num_parameters
+from models.costs.candidate import ZERO
+from models.costs.flops import flops_per_token
+from models.costs.parameters import active_parameters, mtp_only_parameters, num_parameters
+from models.costs.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
@@ -22,11 +24,9 @@ from training.config.debug import debugged
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig, batch_schedule
 from training.custom.check import check
-from training.memory.layouts import ZERO
 from training.memory.planned import planned_modules
 from training.memory.predicted import bytes_per_parameter, of_stages, size
 from training.memory.recompute_plan import described_plans, recompute_plans, recomputed_flops
-from training.memory.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
 from training.run_dir.kept_schedule import chosen, planned
 
 MOST_ROWS = 16
@@ -74,7 +74,7 @@ def vocabulary_size(config: RunConfig) -> int | None:
     name = config.data.tokenizer
     if name in ("byte", "builtin"):
         return 257 if name == "byte" else config.data.builtin_vocab_size
-    from data.tokenizers import exists, open_named
+    from data.tokenizers.base import exists, open_named
 
     return open_named(name, config.data.eod_token).vocab_size if exists(name) else None
 

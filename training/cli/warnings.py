@@ -7,8 +7,9 @@ import ipaddress
 import math
 from collections.abc import Iterator
 
-from models.flops import flops_per_token
-from models.parameters import num_parameters
+from models.costs.flops import flops_per_token
+from models.costs.parameters import num_parameters
+from models.costs.stage_parameters import checkpoint_bytes
 from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
 from training.config.optimizer_config import OptimizerConfig
@@ -16,7 +17,6 @@ from training.config.run_config import CheckpointConfig, LogConfig, RunConfig, l
 from training.config.train_config import TrainConfig
 from training.memory.planned import Planned, planned_modules
 from training.memory.predicted import Predicted, fullest
-from training.memory.stage_parameters import checkpoint_bytes
 
 GPUS_PER_NODE = 8
 H100_BYTES = 80e9

@@ -5,8 +5,9 @@ from typing import Literal, get_args
 
 from models.kernels import KernelsConfig
 from models.shapes import GPTShape
+from models.sublayers import OffloadModule
 from parallel.config import PrecisionConfig
-from training.config.train_config import OffloadModule, TrainConfig
+from training.config.train_config import TrainConfig
 
 FIELD = "train.fine_grained_activation_offloading"
 CORE_ATTENTION = (

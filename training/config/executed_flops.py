@@ -1,6 +1,6 @@
 """FLOPs per token that devices execute under a configuration."""
 
-from models.flops import hardware_flops_per_token
+from models.costs.flops import hardware_flops_per_token
 from models.shapes import GPTShape
 from parallel.stages import layers_per_chunk
 from training.config.run_config import RunConfig

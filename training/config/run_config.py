@@ -24,14 +24,12 @@ from training.config.batch_schedule import BatchSchedule
 from training.config.divisibility import (
     context_problems,
     expert_problems,
+    fp8_problems,
     latent_problems,
     nearest,
     sequence_problems,
     split_problems,
 )
-from training.config.eval_config import EvalConfig, validation_problems
-from training.config.fault_config import FaultConfig
-from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import (
     block_recompute_problems,
     buffer_problems,
@@ -48,9 +46,15 @@ from training.config.incompatible import (
 )
 from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig, state_problems
-from training.config.profile_config import ProfileConfig, profile_problems
 from training.config.ranges import range_problems
-from training.config.sink_addresses import sink_problems
+from training.config.small_sections import (
+    EvalConfig,
+    FaultConfig,
+    ProfileConfig,
+    profile_problems,
+    sink_problems,
+    validation_problems,
+)
 from training.config.train_config import TrainConfig
 
 

@@ -4,11 +4,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from models.sublayers import OffloadModule
 from training.config.import_path import form_problems
 
 RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
-
-OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

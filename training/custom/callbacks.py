@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.core.optimizer import MegatronOptimizer
 
-from data.tokenizers import Tokenizer
+from data.tokenizers.base import Tokenizer
 from models.shapes import GPTShape
 from parallel.ddp import Chunks
 from parallel.errors import SharedMistake

@@ -1,6 +1,6 @@
 """Texts of tasks as ids: what lm-evaluation-harness' HFLM makes of them with the exported model's tokenizer.
 
-Training adds no control ids to a document (data/tokenizer_json.py). transformers, and with it the harness, lets a
+Training adds no control ids to a document (data/tokenizers/tokenizer_json.py). transformers, and the harness, let a
 tokenizer.json add what it says itself, such as Llama 3's begin-of-text, and reads control tokens in a text as such.
 Scores are to be those of the exported model, so they do the same here.
 """
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.tokenizer_json import JsonTokenizer, Token
-from data.tokenizers import SentencePieceTokenizer, Tokenizer
+from data.tokenizers.base import SentencePieceTokenizer, Tokenizer
+from data.tokenizers.tokenizer_json import JsonTokenizer, Token
 from parallel.errors import UserError
 from parallel.untrusted import InputError, read_foreign
 

@@ -1,6 +1,7 @@
 """Log-likelihoods of continuations by the model as it lies on its ranks, in any layout."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,9 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from models.layers.compiled import as_written
 from parallel.ddp import Chunk, Chunks
 from parallel.groups import Ranks
 from training.batches import zigzag
+from training.checkpoint import model_state, settled
 from training.evaluation.batching import EMPTY, PackedRequests, Round, RowShape, rounds
 from training.forward_backward import read_outputs
 from training.generation.forward import evaluating
@@ -141,3 +144,17 @@ def zigzag_positions(positions: np.ndarray, length: int, cp: int, rank: int) -> 
 def _logits(batch: RowBatch, chunk: Chunk) -> Tensor:
     """On the last stage [b, s/cp, vocabulary / tp]."""
     return chunk(batch.tokens, batch.position_ids, None)
+
+
+@contextlib.contextmanager
+def forward_only(chunks: Chunks) -> Iterator[None]:
+    """Within, parameters are whole and nothing is dropped; fp8's scales and histories are put back. Collective."""
+    modes = [chunk.training for chunk in chunks]
+    for chunk in chunks:
+        chunk.eval()
+    try:
+        with settled(chunks), as_written(chunks), model_state.kept(chunks):
+            yield
+    finally:
+        for chunk, mode in zip(chunks, modes, strict=True):
+            chunk.train(mode)

@@ -7,7 +7,7 @@ from pathlib import Path
 from parallel.ddp import Chunks
 from parallel.errors import UserError
 from parallel.groups import Ranks
-from training.config.eval_config import EvalConfig
+from training.config.small_sections import EvalConfig
 from training.evaluation import scores
 from training.evaluation.asked import Asked, BrokenOff
 from training.evaluation.batching import RowShape

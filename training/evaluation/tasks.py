@@ -23,7 +23,7 @@ import numpy as np
 from data.cache import Console
 from parallel.errors import UserError
 from parallel.users_code import users_code
-from training.config.eval_config import EvalConfig
+from training.config.small_sections import EvalConfig
 
 GENERATES = "generate_until"
 MOST_NEW_TOKENS = 256

@@ -11,7 +11,7 @@ from parallel.ddp import Chunk, Chunks
 from parallel.groups import Ranks
 from training.config.train_config import TrainConfig
 from training.evaluation.asked import Asked, BrokenOff
-from training.evaluation.forward_only import forward_only
+from training.evaluation.scoring import forward_only
 from training.evaluation.set_batches import SetBatch, SetBatches
 from training.evaluation.validation_sets import OpenSet, ValidationSet
 from training.forward_backward import forward, read_outputs

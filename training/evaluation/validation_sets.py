@@ -14,8 +14,8 @@ from data.prepare import prepare as prepare_data
 from data.prepared import Prepared, Samples, SourcedSamples
 from data.source import BlendedSource, TokenSource, build_source
 from parallel.errors import UserError
-from training.config.eval_config import has_own_split
 from training.config.run_config import RunConfig
+from training.config.small_sections import has_own_split
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -19,7 +19,7 @@ from models.layers.routing import drop_no_token
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from training.batches import zigzag
-from training.checkpoint import fp8_state, settled
+from training.checkpoint import model_state, settled
 
 PREFILL_TOKENS = 512
 """Of a prompt, at most in one call: it bounds logits and masks of a long prompt."""
@@ -54,7 +54,7 @@ def evaluating(chunks: Chunks) -> Iterator[None]:
     for model in models:
         model.mtp_process = False
     try:
-        with torch.no_grad(), settled(chunks), as_written(chunks), fp8_state.kept(chunks), drop_no_token(chunks):
+        with torch.no_grad(), settled(chunks), as_written(chunks), model_state.kept(chunks), drop_no_token(chunks):
             yield
     finally:
         config.apply_rope_fusion = fused

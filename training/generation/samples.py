@@ -7,7 +7,7 @@ same without them, bit by bit: they draw from generators of their own, and leave
 from collections.abc import Callable
 from pathlib import Path
 
-from data.tokenizers import Tokenizer
+from data.tokenizers.base import Tokenizer
 from parallel.ddp import Chunks
 from parallel.errors import SharedMistake, printable
 from parallel.groups import Ranks

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from data.tokenizers import Tokenizer
+from data.tokenizers.base import Tokenizer
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.generation.generate import Limits, Reason, TextRow, generate

@@ -10,14 +10,13 @@ from megatron.core.optimizer import MegatronOptimizer
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.checkpoint.model_state import settled
-from training.config.fault_config import FaultConfig
+from training.config.small_sections import FaultConfig
 from training.health.finite_check import check_finite
 from training.health.memory_growth import MemoryGrowth
 from training.health.nonfinite import NonFinite
 from training.health.replica_check import Replicas
 from training.health.skipped_batches import SkippedBatches
-from training.health.stopwatch import Stopwatch
-from training.health.stragglers import Stragglers
+from training.health.stragglers import Stopwatch, Stragglers
 from training.health.update_policy import HealthPolicy
 from training.loop import Callback
 from training.progress import Progress

@@ -18,10 +18,10 @@ from models.layers.compiled import as_written
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from parallel.random_states import set_tracked_states, tracked_states
-from training.checkpoint import fp8_state
+from training.checkpoint import model_state
+from training.forward_backward import LossScale
 from training.health.names import gradient_leaves, module_names, module_parameter_names
 from training.health.nonfinite_locate import NonfinitePlace
-from training.loss_scale import LossScale
 
 
 class Before:
@@ -34,7 +34,7 @@ class Before:
     def __init__(self, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> None:
         self.optimizer, self.device = optimizer, ranks.device
         self.buffers = [buffer for chunk in chunks for buffer in unwrap(chunk).buffers()]
-        self.buffers += fp8_state.tensors(chunks).values()
+        self.buffers += model_state.tensors(chunks).values()
         self.kept = [torch.empty_like(buffer) for buffer in self.buffers]
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from data.loader import Batch
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
 from parallel.schema import Count, structured
-from training.config.fault_config import FaultConfig
+from training.config.small_sections import FaultConfig
 from training.health.nonfinite import NonFinite
 from training.health.replica_check import Replicas
 from training.health.skipped_batches import SkippedBatches

@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from models.costs.peak import SAFE_HOST_SHARE, SAFE_SHARE
 from models.shapes import GPTShape
 from parallel.config import Sharding
 from parallel.launch import Identity
 from training.config.run_config import RunConfig
 from training.memory.oom_candidates import AlteredPlan, altered, stage_fields
-from training.memory.peak import SAFE_HOST_SHARE, SAFE_SHARE
 from training.memory.planned import Modules, Planned
 from training.memory.predicted import Predicted, fullest, largest_first, size
 

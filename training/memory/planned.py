@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from models.costs.candidate import ZERO, Candidate, Recompute
+from models.costs.cases import MemoryCase, MemoryColumns
+from models.costs.offloaded_modules import encoded
+from models.costs.program import OURS, Software, sharded
+from models.costs.sizes import sizes
 from models.kernels import fusions_on
 from models.shapes import GPTShape
-from models.sizes import sizes
 from parallel.config import PrecisionConfig
 from parallel.stages import layers_per_chunk
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig, batch_schedule, kernel_setting
 from training.config.train_config import TrainConfig
-from training.memory.cases import MemoryCase, MemoryColumns
-from training.memory.layouts import ZERO, Candidate, Recompute
-from training.memory.offloaded_modules import encoded
-from training.memory.software import OURS, Software, sharded
 
 LOGIT_BYTES = 2
 

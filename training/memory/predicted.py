@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from models.costs.candidate import Candidate, Recompute
+from models.costs.cases import Column
+from models.costs.peak import AS_LAID_OUT, PeakBytes, Recomputed, memory, stage_memory
+from models.costs.stage_parameters import product_copies
+from models.costs.states import BlockStack, HeldParameters, States, states
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig, recompute_budget
-from training.memory.cases import Column
-from training.memory.layouts import Candidate, Recompute
-from training.memory.peak import AS_LAID_OUT, PeakBytes, Recomputed, memory, stage_memory
 from training.memory.planned import Modules, Planned, candidate, columns_of, planned_modules, program
 from training.memory.recompute_plan import recompute_plans
-from training.memory.stage_parameters import product_copies
-from training.memory.states import BlockStack, HeldParameters, States, states
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "workspace")
 

@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from models.flops import depth_flops, sublayer_flops
+from models.costs.candidate import Candidate
+from models.costs.cases import Column
+from models.costs.flops import depth_flops, sublayer_flops
+from models.costs.mixers import spared_by_sublayer
+from models.costs.peak import Recomputed, stage_memory
+from models.costs.states import BlockStack
 from models.shapes import GPTShape
 from parallel.errors import SharedMistake
 from training.config.run_config import RunConfig
 from training.config.train_config import recompute_budget
-from training.memory.cases import Column
-from training.memory.layouts import Candidate
-from training.memory.mixers import spared_by_sublayer
-from training.memory.peak import Recomputed, stage_memory
 from training.memory.planned import Modules, Planned, candidate, columns_of
-from training.memory.states import BlockStack
 
 WORDS = {"*": "attention", "+": "attention", "-": "MLPs", "E": "experts", "M": "Mamba-2 mixers", "G": "delta nets"}
 HALVINGS = 40

@@ -21,7 +21,7 @@ class Rates:
 
     world_size: int
     flops_per_token: float | None = None
-    """Model FLOPs to train on one token (models/flops.py), without recomputation."""
+    """Model FLOPs to train on one token (models/costs/flops.py), without recomputation."""
     hardware_flops_per_token: float | None = None
     """The same with recomputed activations; None where it is not known."""
     peak_flops_per_gpu: float | None = None

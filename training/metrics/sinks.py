@@ -9,12 +9,10 @@ from typing import Literal, Protocol
 from training.metrics.background import BackgroundSink
 from training.metrics.console import ConsoleSink
 from training.metrics.jsonl import JsonlSink
-from training.metrics.megatron_names import Names
-from training.metrics.mlflow import MlflowSink
 from training.metrics.prometheus import PrometheusSink, RunCollector
-from training.metrics.tensorboard import TensorBoardSink
+from training.metrics.registry import Names
+from training.metrics.trackers import MlflowSink, TensorBoardSink, WandbSink
 from training.metrics.values import Values
-from training.metrics.wandb import WandbSink
 
 
 class Sink(Protocol):

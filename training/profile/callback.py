@@ -1,22 +1,135 @@
-"""When a trace begins and ends, and on which ranks."""
+"""When a trace begins and ends, and on which ranks; by torch.profiler, whose Chrome trace has everything that a rank's
+host and GPU do in a few iterations, or by nsys, which watches the process from outside.
 
+``nsys profile --capture-range=cudaProfilerApi --capture-range-end=repeat -t cuda,nvtx ... pretrain_gpt.py RECIPE``
+records what lies between ``cudaProfilerStart`` and ``cudaProfilerStop``, with NVTX ranges.
+"""
+
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
 from parallel.groups import Ranks
-from training.config.profile_config import ProfileConfig
+from training.config.small_sections import ProfileConfig
 from training.loop import Callback
 from training.profile.files import part_path, trace_folder, trace_name
 from training.profile.memory_snapshot import file_name, write_snapshot
-from training.profile.nsys import NsysTrace
+from training.profile.range_names import iteration_name
 from training.profile.ranges import StepRanges
 from training.profile.summary_job import SummaryJobs
-from training.profile.torch_trace import TorchTrace
 from training.progress import Progress
 from training.step import StepResult
+
+
+class TraceRanges:
+    """Ranges as annotations of a trace."""
+
+    def __init__(self) -> None:
+        self._open: list[record_function] = []
+
+    def push(self, name: str) -> None:
+        self._open.append(record_function(name))
+        self._open[-1].__enter__()
+
+    def pop(self) -> None:
+        self._open.pop().__exit__(None, None, None)
+
+
+class TorchTrace:
+    """One trace of this rank."""
+
+    def __init__(self, config: ProfileConfig, steps: StepRanges, ranks: Ranks) -> None:
+        self.config, self.steps, self.ranks = config, steps, ranks
+        self._profiler: profile | None = None
+        self._ranges = TraceRanges()
+
+    def prepare(self) -> None:
+        """What takes a second, before an iteration that counts: torch.profiler loads CUPTI on a GPU."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it says in the log, as an error, that a CPU is no GPU
+        activities = [ProfilerActivity.CPU]
+        if self.ranks.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(
+            activities=activities,
+            record_shapes=self.config.pytorch_profiler_collect_shapes,
+            with_stack=self.config.pytorch_profiler_collect_callstack,
+        )
+        self._profiler.prepare_trace()
+
+    def begin(self) -> None:
+        """Events are kept from here on."""
+        assert self._profiler is not None
+        self.steps.add(self._ranges)
+        self._profiler.start_trace()
+
+    def begin_iteration(self, iteration: int) -> None:
+        """What follows belongs to it."""
+        self._ranges.push(iteration_name(iteration))
+
+    def end_iteration(self) -> None:
+        """Until here."""
+        self._ranges.pop()
+
+    def end(self, path: Path) -> None:
+        """Write the trace, uncompressed. Raises OSError."""
+        assert self._profiler is not None
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize()  # kernels that run now belong to the last iteration
+        self._profiler.stop_trace()
+        self.steps.remove(self._ranges)
+        profiler, self._profiler = self._profiler, None
+        profiler.export_chrome_trace(str(path))
+
+
+class NvtxRanges:
+    """Ranges as nsys shows them."""
+
+    def push(self, name: str) -> None:
+        torch.cuda.nvtx.range_push(name)
+
+    def pop(self) -> None:
+        torch.cuda.nvtx.range_pop()
+
+
+class NsysTrace:
+    """One trace of this rank, written by nsys."""
+
+    def __init__(self, config: ProfileConfig, steps: StepRanges) -> None:
+        self.config, self.steps = config, steps
+        self._ranges = NvtxRanges()
+        self._operators = torch.autograd.profiler.emit_nvtx(record_shapes=config.pytorch_profiler_collect_shapes)
+
+    def prepare(self) -> None:
+        """Nothing to do."""
+
+    def begin(self) -> None:
+        """nsys records from here on; every operator is a range, as with Megatron's --profile."""
+        torch.cuda.check_error(int(torch.cuda.cudart().cudaProfilerStart()))
+        self._operators.__enter__()
+        if self.config.nvtx_ranges:
+            self.steps.add(self._ranges)
+
+    def begin_iteration(self, iteration: int) -> None:
+        """What follows belongs to it."""
+        self._ranges.push(iteration_name(iteration))
+
+    def end_iteration(self) -> None:
+        """Until here."""
+        self._ranges.pop()
+
+    def end(self, path: Path) -> None:
+        """Nothing is left at ``path``: the trace is where nsys was asked to write it."""
+        torch.cuda.synchronize()
+        if self.config.nvtx_ranges:
+            self.steps.remove(self._ranges)
+        self._operators.__exit__(None, None, None)
+        torch.cuda.check_error(int(torch.cuda.cudart().cudaProfilerStop()))
 
 
 class Tracer(Protocol):

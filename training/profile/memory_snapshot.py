@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from parallel.groups import Ranks
-from training.config.profile_config import ProfileConfig
+from training.config.small_sections import ProfileConfig
 from training.memory.out_of_memory import is_out_of_memory
 
 MOST_ENTRIES = 100_000

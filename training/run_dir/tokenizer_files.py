@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from data.tokenizers import CarriedTokenizer
+from data.tokenizers.base import CarriedTokenizer
 from models.hf.files import beside
 
 

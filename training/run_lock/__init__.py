@@ -1,8 +1,8 @@
 """One run per folder: who owns a run's folder, whether that run is alive, and proof before a commit.
 
-    lock            take the folder or be refused; ``RunLock.still_owns`` and ``fenced`` for the process that commits
+    lock            take the folder, or be refused while its owner lives; ``RunLock.still_owns`` and ``fenced`` for
+                    the process that commits
     record          ``owner.json``: which process of which job owns the folder
-    liveness        whether that owner still lives
     lock_heartbeat  a small process that counts while the owner lives, for newcomers on other hosts
 
 In a run's folder:

@@ -14,7 +14,7 @@ from parallel.errors import SharedFault, StoppedOnRequest, UserError
 from parallel.launch import Identity, node_name
 from parallel.local_ranks import STOPPED, Failure, of_all
 from parallel.processes import start_of
-from training.config.fault_config import FaultConfig
+from training.config.small_sections import FaultConfig
 from training.watchdog import pace, stacks, verdict_file, watchdog
 from training.watchdog.heartbeat import SUFFIX, Heartbeat, Page, RankInfo, memory_folder, remove
 from training.watchdog.process import lives

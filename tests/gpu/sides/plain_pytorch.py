@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from parallel.precision import params_dtype
+from tests.benchmarks.step.reference import PlainGPT, build_optimizer
 from tests.gpu.sides.job import Job
-from tools.benchmark.step.reference import PlainGPT, build_optimizer
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.flops import flops_per_token, peak_flops
+from models.costs.flops import flops_per_token, peak_flops
 from models.shapes import GPTShape
 from tests.gpu.subject_run import UnrunError
 from training.config.run_config import RunConfig

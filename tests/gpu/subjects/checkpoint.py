@@ -4,11 +4,11 @@ import statistics
 import tempfile
 from typing import Any
 
-from models.parameters import num_parameters
+from models.costs.parameters import num_parameters
 from parallel import host_memory
+from tests.benchmarks.circumstances import ROOT
 from tests.gpu import measured_models
 from tests.gpu.subject_run import SubjectRun, UnrunError
-from tools.benchmark.circumstances import ROOT
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 

@@ -6,9 +6,9 @@ import subprocess
 
 from parallel import host_memory, launch
 from parallel.errors import UserError
+from tests.benchmarks.circumstances import circumstances
 from tests.gpu import machine
 from tests.gpu.subject_run import SubjectRun
-from tools.benchmark.circumstances import circumstances
 from tools.doctor import nvidia_smi
 
 SETTINGS = ("CUDA_", "NCCL_", "NVTE_", "NVIDIA_TF32", "TORCH_", "PYTORCH_", "OMP_NUM")

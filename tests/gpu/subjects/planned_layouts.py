@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.costs.states import BlockStack
 from models.resolve import resolve
 from parallel.layout import Coordinates
 from tests.gpu.layout_rows import ROWS, LayoutRow, recipe_of
@@ -16,7 +17,6 @@ from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.memory.planned import Modules, Planned, candidate
 from training.memory.predicted import Predicted, fullest, of_stage, size
-from training.memory.states import BlockStack
 
 MEMORY_BOUND, MEMORY_GOAL = 0.10, 0.05
 """Of measured against predicted tensors at the peak, as subject memory has it; and what is to be reached."""

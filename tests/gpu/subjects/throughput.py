@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from models.costs.stage_parameters import product_copies
 from parallel.config import PrecisionConfig
 from tests.gpu import measured_models
 from tests.gpu.machine import GpuMachine
@@ -12,7 +13,6 @@ from tests.gpu.report_text import percent
 from tests.gpu.subject_run import SubjectRun
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.memory.stage_parameters import product_copies
 
 ROWS = {
     "bf16": PrecisionConfig(),

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data.prefetch import Prefetcher, Ring
-from training.checkpoint.background.copying import HostCopy
+from data.loader import Prefetcher, Ring
+from training.checkpoint.background.saver import HostCopy
 from training.evaluation.asked import Asked
 
 

@@ -3,8 +3,7 @@
 import torch
 
 from tests.gpu_path.counters import Count, counts
-from training.checkpoint.background.copying import pin, unpin
-from training.checkpoint.background.saver import BackgroundWriter
+from training.checkpoint.background.saver import BackgroundWriter, pin, unpin
 
 
 def registered() -> int:

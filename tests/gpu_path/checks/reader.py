@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import torch
 
-from data.prefetch import Prefetcher, Ring
+from data.loader import Prefetcher, Ring
 
 
 class Source:

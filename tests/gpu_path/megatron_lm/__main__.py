@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parallel.flags import parse_flags
+from tests.benchmarks.circumstances import circumstances
 from tests.gpu_path.emulator import ROOT
 from tests.gpu_path.megatron_lm.both import Log, Programs, programs, write_data
 from tests.gpu_path.megatron_lm.cases import CONTROL, LAYOUTS, TWINS, Case
 from tests.gpu_path.megatron_lm.twins import run_twin
-from tools.benchmark.circumstances import circumstances
 
 REPORT = ROOT / "docs/benchmarks/megatron_lm.json"
 SMALL_BYTES = 4096

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from models.families import SHAPES, TINY
-from models.hf.families import ARCHITECTURES
+from models.families import ARCHITECTURES, SHAPES, TINY
 from models.hf.shapes import read_shape, write_config
 from models.shapes import GPTShape
 from parallel.errors import UserError
@@ -117,8 +116,8 @@ def test_a_shape_that_no_model_type_has_is_refused_by_the_nearest() -> None:
         ("arcee", "The nearest that is: nemotron"),
         ("jamba", "it has layers of Mamba-1"),
         ("falcon", "attention and MLP of a block read one norm together"),
-        ("zamba9000", "not supported. Supported: llama, mistral"),
-        (None, "model_type None is not supported. Supported: llama"),
+        ("zamba9000", "not supported. Supported: apertus, deepseek_v2"),
+        (None, "model_type None is not supported. Supported: apertus"),
     ],
 )
 def test_an_unknown_model_type_is_answered_by_name(model_type: object, words: str) -> None:

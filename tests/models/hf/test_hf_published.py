@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from models.costs.parameters import num_parameters
 from models.families import SHAPES
 from models.hf.shapes import TRAINING_ONLY, _meaning, read_shape
-from models.parameters import num_parameters
 from models.shapes import GPTShape
 from parallel.errors import UserError
 

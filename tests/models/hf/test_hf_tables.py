@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from models.costs.parameters import parameters
 from models.families import SHAPES
 from models.hf.shapes import read_shape, write_config
 from models.hf.tables import entries, full_name, is_computed
-from models.parameters import parameters
 from training.checkpoint.format.coverage import covered_once
 
 LARGE = {"llama31_405b", "kimi_k2", "deepseek_v3", "deepseek_v2", "gpt3_175b"}

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from models.flops import sublayer_flops
+from models.costs.candidate import Candidate
+from models.costs.flops import sublayer_flops
 from tests.tools.plan.test_layouts import question
 from tools import clusters
 from tools.plan.cost.cases import PricedColumns
@@ -20,7 +21,6 @@ from tools.plan.search.request import PlanRequest
 from tools.plan.search.switches import activations_on_the_host, switched, within_budget
 from training.config.recipe import load
 from training.config.run_config import RunConfig
-from training.memory.layouts import Candidate
 from training.memory.planned import planned_modules
 from training.memory.predicted import of_stages
 from training.memory.recompute_plan import recomputed_flops

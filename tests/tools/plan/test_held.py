@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from models.costs.candidate import Candidate
+from models.costs.program import OURS
+from models.costs.stage_parameters import stages
 from models.families import named
 from tests.training.memory.by_hand import rank_bytes
 from tools.plan.flags import RequestFlags
@@ -16,9 +19,6 @@ from tools.plan.trace import command
 from training.cli.dry_run import table
 from training.config.recipe import load
 from training.config.run_config import RunConfig
-from training.memory.layouts import Candidate
-from training.memory.software import OURS
-from training.memory.stage_parameters import stages
 
 RECIPE = """
 [model]

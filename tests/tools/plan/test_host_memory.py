@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from models.parameters import num_parameters
+from models.costs.candidate import Candidate
+from models.costs.parameters import num_parameters
 from parallel.errors import UserError
 from tests.tools.plan.test_layouts import question
 from tests.tools.plan.test_switches import plan_of
@@ -16,7 +17,6 @@ from tools.plan.search.pricing import holdable, price
 from tools.plan.search.recipe import configuration, write
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.switches import activations_on_the_host, kept_on_the_host, modules_on_the_host, switched
-from training.memory.layouts import Candidate
 from training.memory.planned import planned_modules
 from training.memory.predicted import of_stages
 

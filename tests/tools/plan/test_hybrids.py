@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from models.config import ModelConfig
+from models.costs.candidate import Candidate
+from models.costs.sizes import sizes
+from models.costs.states import BlockStack
 from models.families import named
 from models.shapes import GPTShape
-from models.sizes import sizes
+from tests.planner.rows import PUBLISHED, read
+from tests.planner.validation import predicted_s
 from tools import clusters
-from tools.plan.backtest.rows import PUBLISHED, read
-from tools.plan.backtest.validation import predicted_s
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import fitted, interval
 from tools.plan.cost.hardware import machine
@@ -22,8 +24,6 @@ from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import program
 from tools.plan.search.recipe import problems
 from tools.plan.search.request import PlanRequest
-from training.memory.layouts import Candidate
-from training.memory.states import BlockStack
 
 CARDS = clusters.load("h100_ib")
 HYBRID = named("nemotron_h_8b")

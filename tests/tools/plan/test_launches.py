@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from models.costs.candidate import Candidate, Recompute
+from models.costs.program import OURS, Software, sharded
+from models.costs.sizes import sizes
 from models.families import named
-from models.sizes import sizes
 from tests.tools.plan.test_layouts import question
 from tools import clusters
 from tools.clusters import Cluster
@@ -16,8 +18,6 @@ from tools.plan.cost.launches import COMPILED, ENGINE, FP8, OWN, SPLIT, WHOLE, P
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.search.pricing import price, program
 from tools.plan.search.switches import switched
-from training.memory.layouts import Candidate, Recompute
-from training.memory.software import OURS, Software, sharded
 
 A100 = clusters.load("a100_ib")
 BLOCKS = 16

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from models.config import ModelConfig
+from models.costs.candidate import Candidate
+from models.costs.states import chunks
 from parallel.stages import layers_per_chunk
 from tools import clusters
 from tools.plan.search.enumeration import candidates
@@ -15,8 +17,6 @@ from tools.plan.search.ranking import CLOSE, complexity, ranked
 from tools.plan.search.recipe import configuration, problems
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.splits import stage_choices
-from training.memory.layouts import Candidate
-from training.memory.states import chunks
 
 
 def question(

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from models.config import ModelConfig
+from models.costs.candidate import Candidate
 from tools import clusters
 from tools.plan.report.charts import COLOURS
 from tools.plan.report.schedule import Seconds, schedule
@@ -17,7 +18,6 @@ from tools.plan.report.timeline import pipeline, words
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import PricedLayout, price
 from tools.plan.search.request import PlanRequest
-from training.memory.layouts import Candidate
 
 
 def priced(

@@ -176,7 +176,7 @@ def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_torch_on_the_way() -> None:
     code = (
         "import sys; from tools.plan.__main__ import main\n"
-        f"main({ASKED!r}); main(['--backtest', 'tools/plan/backtest/published.csv'])\n"
+        f"main({ASKED!r}); main(['--backtest', 'tests/planner/published.csv'])\n"
         "assert not {'torch', 'megatron'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -6,8 +6,11 @@ import math
 import numpy as np
 import pytest
 
+from models.costs.candidate import Candidate, Zero
+from models.costs.peak import PeakBytes, memory
+from models.costs.program import OURS, Software, sharded
+from models.costs.sizes import ModelSizes, sizes
 from models.families import named
-from models.sizes import ModelSizes, sizes
 from tools import clusters
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants, fitted
@@ -17,9 +20,6 @@ from tools.plan.cost.links import exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
 from tools.plan.cost.sharding import UPDATE_BYTES, rank_parameters
 from tools.plan.cost.step import StepTimes, step_times
-from training.memory.layouts import Candidate, Zero
-from training.memory.peak import PeakBytes, memory
-from training.memory.software import OURS, Software, sharded
 
 
 def priced(

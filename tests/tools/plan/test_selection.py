@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from models.costs.candidate import Candidate
 from parallel.errors import UserError
 from tests.tools.plan.test_layouts import question
 from tests.tools.plan.test_plan import printed, refused
@@ -23,7 +24,6 @@ from tools.plan.search.selection import best, fitting
 from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
-from training.memory.layouts import Candidate
 
 ROOT = Path(__file__).resolve().parents[3]
 RAMPED = RunConfig(train=TrainConfig(global_batch_size=512, rampup_batch_size=(16, 16, 1_000_000)))

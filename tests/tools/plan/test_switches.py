@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from models.costs.candidate import Candidate
 from tests.tools.plan.test_layouts import question
 from tools.plan.__main__ import main
 from tools.plan.search.enumeration import candidates
@@ -15,7 +16,6 @@ from tools.plan.search.rejections import constraint
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.switches import in_pieces, kept_on_the_host, switched
 from training.config.recipe import load
-from training.memory.layouts import Candidate
 
 ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 16 --global_batch_size 64 --seq_length 4096".split()
 OFF = {

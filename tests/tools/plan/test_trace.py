@@ -14,6 +14,9 @@ import ranks  # noqa: F401  (imports torch and megatron once)
 import tools.plan.trace.meta
 import tools.plan.trace.spots  # noqa: F401  (as a trace's own process does before it forks)
 from models.config import ModelConfig
+from models.costs.activations import LARGEST_BLOCK
+from models.costs.candidate import Candidate
+from models.costs.states import BlockStack, states
 from models.layers.blockwise_attention import BLOCK_ROWS
 from models.resolve import resolve
 from parallel import groups
@@ -28,11 +31,8 @@ from tools.plan.trace import balance, command, one_rank
 from training import train
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.memory.activations import LARGEST_BLOCK
-from training.memory.layouts import Candidate
 from training.memory.planned import Modules
 from training.memory.predicted import of_stage
-from training.memory.states import BlockStack, states
 
 
 def question(model: str, layout: Candidate, seq: int) -> PlanRequest:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import engines
 from data.manifest import read_manifest
-from data.sentencepiece_engine import PART, WORD, WordsEngine
 from data.shards import Shard
-from data.tiktoken_engine import NEVER, TiktokenEngine
-from data.tokenizers import open_tokenizer
+from data.tokenizers import engines
+from data.tokenizers.base import open_tokenizer
+from data.tokenizers.sentencepiece_engine import PART, WORD, WordsEngine
+from data.tokenizers.tiktoken_engine import NEVER, TiktokenEngine
 from parallel.errors import UserError
 from tests.tools.preprocess_program import megatron_files, results, shard_bytes
 from tools.preprocess.__main__ import main

@@ -10,7 +10,7 @@ from data.prepared import Prepared
 from training.checkpoint import save_interval
 from training.checkpoint.save_interval import SaveInterval
 from training.checkpoint.young_daly import SHORTEST_S, advice, advised_interval_s, mtbf_s, share_lost
-from training.config.fault_config import FAILURES_PER_GPU_HOUR, FaultConfig
+from training.config.small_sections import FAILURES_PER_GPU_HOUR, FaultConfig
 from training.progress import Progress
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.tokenizers import ByteTokenizer
+from data.tokenizers.base import ByteTokenizer
 from models import gpt
-from models.parameters import num_parameters
+from models.costs.parameters import num_parameters
+from models.costs.stage_parameters import stages
 from models.resolve import resolve
 from parallel import groups
 from parallel.errors import UserError
@@ -22,7 +23,6 @@ from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.memory.planned import Modules, Planned
 from training.memory.predicted import bytes_per_parameter, fullest
-from training.memory.stage_parameters import stages
 
 DEMO, DEBUG = "slurm/recipes/demo.toml", "slurm/recipes/debug.toml"
 LARGE = """--dry_run --model.shape llama31_405b --model.seq_length 8192 --train.train_iters 1000000

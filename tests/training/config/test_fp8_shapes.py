@@ -6,7 +6,7 @@ from models.config import ModelConfig
 from models.families import PUBLISHED
 from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
-from training.config.fp8_shapes import fp8_problems
+from training.config.divisibility import fp8_problems
 
 
 def problems(shape: str, recipe: str = "tensorwise", tp: int = 1, seq_length: int = 4096, **changes: int) -> list[str]:

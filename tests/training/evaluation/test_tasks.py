@@ -265,8 +265,8 @@ TEXTS = ("", "a", " a", "a ", "two  blanks", "a\n\nb\tc", "Ünï漢🙂", "<|beg
 def compare_ids(identity: Identity, with_begin: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    from data.sentencepiece_training import train as train_pieces
-    from data.tokenizers import open_tokenizer
+    from data.tokenizers.base import open_tokenizer
+    from data.tokenizers.sentencepiece_training import train as train_pieces
     from tools.convert.generation import Ends, more_files
 
     plain = folder / "plain"

@@ -21,10 +21,10 @@ from tests.training.health.injected import Rank, inject, run, tensors, to_nan
 from training import train
 from training.checkpoint import folders
 from training.config.run_config import RunConfig
+from training.forward_backward import LossScale
 from training.health import nonfinite, update_policy
 from training.health.names import gradient_leaves
 from training.health.nonfinite_locate import Evidence, NonfinitePlace, locate
-from training.loss_scale import LossScale
 from training.metrics.jsonl import read_jsonl
 from training.progress import Progress
 from training.step import StepRequests, StepResult, clip_and_update, measure

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from data.prepared import Prepared
 from tests.training.health.injected import Rank, inject, run, tensors
 from training.checkpoint import folders
-from training.config.fault_config import FaultConfig
+from training.config.small_sections import FaultConfig
 from training.health.update_policy import Spikes
 from training.metrics.jsonl import read_jsonl
 

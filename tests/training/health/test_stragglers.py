@@ -12,8 +12,7 @@ from parallel.launch import Identity
 from parallel.layout import Layout
 from ranks import run_ranks
 from tests.training.health.injected import Rank, inject, run
-from training.health.stopwatch import Stopwatch
-from training.health.stragglers import Stragglers, peers, slowness
+from training.health.stragglers import Stopwatch, Stragglers, peers, slowness
 
 SHORT = ("--train.train_iters", "6", "--fault.straggler_interval", "3", "--fault.straggler_ratio", "4")
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from models.costs.stage_parameters import StageParameters
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import Layout
-from training.memory.stage_parameters import StageParameters
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,14 +1,14 @@
 """What Transformer Engine's modules keep of a block, tensor by tensor, against the formulas. No GPU has counted these:
-published runs that fitted have (tools/plan/backtest)."""
+published runs that fitted have (tests/planner)."""
 
 import pytest
 
+from models.costs.activations import block_bytes
+from models.costs.candidate import Candidate
+from models.costs.cases import MemoryCase, MemoryColumns
+from models.costs.program import OURS, Software
+from models.costs.sizes import sizes
 from models.families import named
-from models.sizes import sizes
-from training.memory.activations import block_bytes
-from training.memory.cases import MemoryCase, MemoryColumns
-from training.memory.layouts import Candidate
-from training.memory.software import OURS, Software
 
 SEQ = 4096
 

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
+from models.costs.candidate import Candidate
+from models.costs.cases import MemoryCase, MemoryColumns
+from models.costs.peak import stage_memory
+from models.costs.program import OURS, sharded
+from models.costs.sizes import sizes
+from models.costs.states import BlockStack, gathered_bytes
 from models.families import named
-from models.sizes import sizes
-from training.memory.cases import MemoryCase, MemoryColumns
-from training.memory.gathered import gathered_bytes
-from training.memory.layouts import Candidate
-from training.memory.peak import stage_memory
-from training.memory.software import OURS, sharded
-from training.memory.states import BlockStack
 
 
 def gathered(name: str, layout: Candidate, stage: int = 0, *, at_the_loss: bool = False) -> float:

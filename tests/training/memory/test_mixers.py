@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from models.config import ModelConfig
+from models.costs.candidate import Candidate
+from models.costs.cases import MemoryCase, MemoryColumns
+from models.costs.mixers import kind_bytes
+from models.costs.program import OURS
+from models.costs.sizes import sizes
 from models.resolve import resolve
-from models.sizes import sizes
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from parallel.layout import layout_of
 from ranks import run_ranks
-from training.memory.cases import MemoryCase, MemoryColumns
-from training.memory.layouts import Candidate
-from training.memory.mixers import kind_bytes
-from training.memory.software import OURS
 
 SEQ = 256
 WIDTHS: dict[str, dict[str, Any]] = {

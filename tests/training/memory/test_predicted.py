@@ -9,6 +9,7 @@ import pytest
 import runs
 from data.prepared import Prepared
 from models.config import ModelConfig
+from models.costs.stage_parameters import stages
 from models.families import SHAPES
 from models.resolve import resolve
 from parallel.config import PrecisionConfig
@@ -18,7 +19,6 @@ from training.config.run_config import RunConfig
 from training.memory.measured import MeasuredBytes, sentence
 from training.memory.planned import Modules, Planned
 from training.memory.predicted import Predicted, fullest, of_stage, of_stages
-from training.memory.stage_parameters import stages
 
 CPU = Modules(cuda=False, transformer_engine=False)
 GPU = Modules(cuda=True, transformer_engine=True)

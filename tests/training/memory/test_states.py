@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from models.costs.candidate import Candidate, Zero
+from models.costs.program import OURS, sharded
+from models.costs.stage_parameters import stages
+from models.costs.states import BlockStack, parallel_config, states
 from models.families import named
 from parallel.config import PrecisionConfig
 from parallel.layout import layout_of
 from parallel.stages import stage_problems
 from tests.training.memory.by_hand import rank_bytes
-from training.memory.layouts import Candidate, Zero
-from training.memory.software import OURS, sharded
-from training.memory.stage_parameters import stages
-from training.memory.states import BlockStack, parallel_config, states
 
 LAYOUTS = [
     Candidate(tp=2, pp=4, dp=2),

@@ -2,12 +2,12 @@
 
 import pytest
 
+from models.costs.peak import crowding, stage_memory
+from models.costs.states import BlockStack
 from tests.tools.plan.test_layouts import question
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import planned_cases, price
-from training.memory.peak import crowding, stage_memory
-from training.memory.states import BlockStack
 
 
 def counted(sizes: tuple[int, ...], stage: int, pp: int, microbatches: int) -> tuple[int, int, int]:

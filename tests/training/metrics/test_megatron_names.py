@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from training.config.run_config import LogConfig
-from training.metrics.megatron_names import megatron_name, named_curves
-from training.metrics.registry import METRICS
+from training.metrics.registry import METRICS, megatron_name, named_curves
 from training.metrics.sinks import RunFacts, open_sinks
 from training.metrics.values import Values
 

@@ -17,12 +17,11 @@ from parallel.errors import UserError
 from training.config.run_config import LogConfig
 from training.metrics.background import BackgroundSink
 from training.metrics.console import ConsoleSink, duration
-from training.metrics.drawn import DrawnCurves
 from training.metrics.jsonl import JsonlSink, read_jsonl
 from training.metrics.rates import Rates
 from training.metrics.redaction import REDACTED, redacted
 from training.metrics.sinks import RunFacts, Sinks, open_sinks
-from training.metrics.wandb import stable_id
+from training.metrics.trackers import DrawnCurves, stable_id
 
 REPO = Path(__file__).parents[3]
 CANARY = "canary0123456789abcdef0123456789abcdef01"
@@ -77,7 +76,7 @@ def test_jsonl_lines_wait_for_a_full_disk(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
 from pathlib import Path
-from training.metrics.drawn import DrawnCurves
+from training.metrics.trackers import DrawnCurves
 from training.metrics.jsonl import JsonlSink
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -459,7 +458,7 @@ def test_wandb_that_fails_does_not_stop_the_other_sinks(tmp_path: Path, monkeypa
 KEYLESS = """
 import sys
 from pathlib import Path
-from training.metrics.wandb import WandbSink
+from training.metrics.trackers import WandbSink
 WandbSink(Path(sys.argv[1]), "online", "triplane", None, {}, "triplane", print)
 """
 

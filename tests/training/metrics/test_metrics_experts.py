@@ -22,7 +22,7 @@ from ranks import run_ranks
 from training import train
 from training.batches import BatchStream
 from training.config.run_config import RunConfig, batch_schedule
-from training.evaluation.forward_only import forward_only
+from training.evaluation.scoring import forward_only
 from training.forward_backward import run_schedule
 from training.metrics.console import ConsoleSink
 from training.metrics.jsonl import JsonlSink, read_jsonl
@@ -283,7 +283,7 @@ def test_curves_name_blocks_and_experts() -> None:
 def curves_written(tmp_path: Path) -> Iterator[set[str]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from training.metrics.tensorboard import TensorBoardSink
+    from training.metrics.trackers import TensorBoardSink
 
     sink = TensorBoardSink(tmp_path / "events", 0)
     sink.write(1, LINE)

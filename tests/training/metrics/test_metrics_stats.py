@@ -20,9 +20,8 @@ from training import train
 from training.batches import BatchStream
 from training.config.run_config import batch_schedule
 from training.metrics import node
-from training.metrics.across_ranks import reduced
-from training.metrics.block_outputs import BlockOutputs
-from training.metrics.parameter_stats import Due, ParameterStats
+from training.metrics.parameter_stats import BlockOutputs, Due, ParameterStats
+from training.metrics.recorder import reduced
 from training.metrics.registry import METRICS, find, unknown
 from training.parts import open_source
 from training.progress import Progress

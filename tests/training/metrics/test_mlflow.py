@@ -13,11 +13,11 @@ import pytest
 from parallel.errors import UserError
 from training.cli import parse
 from training.config.run_config import LogConfig, RunConfig
-from training.config.sink_addresses import mlflow_problems
+from training.config.small_sections import mlflow_problems
 from training.metrics.background import BackgroundSink
 from training.metrics.jsonl import read_jsonl
-from training.metrics.mlflow import MlflowSink, allowed
 from training.metrics.sinks import RunFacts, open_sinks
+from training.metrics.trackers import MlflowSink, allowed
 
 CANARY = "canary0123456789abcdef0123456789abcdef01"
 CONFIG = {

@@ -12,8 +12,7 @@ import pytest
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from training.metrics.prometheus import PrometheusSink, RunCollector, sample_names
-from training.metrics.prometheus_names import family
+from training.metrics.prometheus import PrometheusSink, RunCollector, family, sample_names
 from training.metrics.registry import METRICS
 
 ADDRESS = "127.0.0.1"

@@ -17,10 +17,9 @@ from data.shard_writer import ShardWriter
 from programs import Program
 from runs import DEBUG
 from training.metrics.jsonl import parse_line
-from training.metrics.mlflow import allowed
-from training.metrics.prometheus import parts
-from training.metrics.prometheus_names import family
+from training.metrics.prometheus import family, parts
 from training.metrics.registry import find
+from training.metrics.trackers import allowed
 from training.metrics.values import NO_CURVES, curves
 
 CANARY = "canary0123456789abcdef0123456789abcdef01"

@@ -20,7 +20,7 @@ from parallel.untrusted import parse_json
 from runs import configuration, losses, train
 from tests.training.health.injected import Rank, inject
 from training import step
-from training.config.profile_config import ProfileConfig, profile_problems
+from training.config.small_sections import ProfileConfig, profile_problems
 from training.profile import timeline
 from training.profile.files import TraceSummary, read_summary
 from training.profile.ranges import layers_of

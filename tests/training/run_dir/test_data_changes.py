@@ -11,7 +11,7 @@ import pytest
 from data.prepared import Prepared, PreparedSource
 from data.shard_writer import ShardWriter
 from data.shards import Shard
-from data.tokenizers import ByteTokenizer
+from data.tokenizers.base import ByteTokenizer
 from training import prepare
 from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries, data_changes, data_entry

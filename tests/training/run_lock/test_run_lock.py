@@ -21,7 +21,7 @@ from parallel.launch import Identity
 from programs import Program
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
-from training.run_lock import liveness, lock_heartbeat
+from training.run_lock import lock_heartbeat
 from training.run_lock.lock import ATTEMPT, RELEASED, LockLost, RunLock, _succeed, acquire, fenced, held_lock
 from training.run_lock.record import OWNER, Owner, current, encode, myself, successor
 from waiting import until
@@ -269,7 +269,7 @@ def test_an_owner_elsewhere_lives_while_its_counter_moves(tmp_path: Path) -> Non
 def test_an_owner_elsewhere_whose_counter_stands_still_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "QUIET_S", 0.5)
+    monkeypatch.setattr("training.run_lock.lock.QUIET_S", 0.5)
     owner = put_elsewhere(tmp_path)
     lock_heartbeat.file_of(tmp_path, owner.attempt).write_text("7\n")
     said: list[str] = []

@@ -8,7 +8,7 @@ import pytest
 from parallel.errors import SharedFault
 from parallel.launch import Identity
 from parallel.local_ranks import Failure, fork_ranks, guard
-from training.config.fault_config import FaultConfig
+from training.config.small_sections import FaultConfig
 from training.watchdog import verdict_file
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.node_monitor import Report, ranks_text

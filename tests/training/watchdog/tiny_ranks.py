@@ -13,7 +13,7 @@ from typing import Any
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.local_ranks import guard, report
-from training.config.fault_config import FaultConfig
+from training.config.small_sections import FaultConfig
 from training.watchdog import starts
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.rank_monitor import monitored

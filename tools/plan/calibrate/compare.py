@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from models.costs.candidate import Candidate
 from parallel.errors import UserError
 from parallel.output import columns
 from tools import clusters
@@ -30,7 +31,6 @@ from tools.plan.search.recipe import configuration, problems
 from tools.plan.search.request import PlanRequest
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.memory.layouts import Candidate
 from training.metrics.jsonl import read_jsonl
 
 PROGRAM = Path(__file__).parents[3] / "pretrain_gpt.py"

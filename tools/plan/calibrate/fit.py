@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from models.costs.candidate import Candidate
+from models.costs.sizes import sizes
 from models.families import named
-from models.sizes import sizes
 from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.hardware import machine
 from tools.plan.cost.products import moved_s, shape_share, share_of_peak
 from tools.plan.search.pricing import program
-from training.memory.layouts import Candidate
 
 if TYPE_CHECKING:  # they import torch
     from tools.plan.calibrate.collectives import Collective, Operation, Over

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from models.config import ModelConfig
+from models.costs.candidate import Candidate
+from models.costs.sizes import sizes
 from models.resolve import resolve
-from models.sizes import sizes
 from parallel import output
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
@@ -30,7 +31,6 @@ from tools.plan.search.pricing import program
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
 from training.lean_imports import lean
-from training.memory.layouts import Candidate
 
 SEQ_LENGTH = 64
 LAYERS = (2, 6)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from models.costs import cases
+from models.costs.cases import ColumnGroup, codes
 from tools.plan.cost.hardware import Hardware
 from tools.plan.cost.kinds import dealt
-from training.memory import cases
-from training.memory.cases import ColumnGroup, codes
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 

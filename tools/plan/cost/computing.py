@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from models.costs.states import BlockStack
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.head import embedding_s, head_s
 from tools.plan.cost.launches import launching_s
 from tools.plan.cost.layer import mean_block
 from tools.plan.cost.sharding import accumulate_s, optimizer_s
-from training.memory.states import BlockStack
 
 SENT = ("tp", "cp", "ep")
 """Of a block's times, those that nothing computes in."""

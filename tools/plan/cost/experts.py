@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from models.costs.activations import element_bytes
+from models.costs.cases import FORMATS, Column, tokens
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import exchange_s, gather_s
 from tools.plan.cost.products import gap_s, product_s, tuned
-from training.memory.activations import element_bytes
-from training.memory.cases import FORMATS, Column, tokens
 
 BIAS_CHANNELS, BIAS_CHANNELS_FP32 = 6, 14
 """16-bit passes over experts' outputs to add biases, forward: each bias times its token's weight written, the sum of

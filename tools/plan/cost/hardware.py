@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from models.flops import peak_flops
+from models.costs.flops import peak_flops
 from tools.clusters import Cluster
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from models.costs.cases import Column, tokens
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.products import product_s
-from training.memory.cases import Column, tokens
 
 PADDED = 128
 """Megatron pads a rank's share of the vocabulary to a multiple of it (make_vocab_size_divisible_by)."""

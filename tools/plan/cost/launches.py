@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models.costs.cases import FORMATS, Column
 from models.symbols import ATTENTIONS, MIXERS, MLPS
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.kinds import share_of
-from training.memory.cases import FORMATS, Column
 
 
 class Launches(NamedTuple):

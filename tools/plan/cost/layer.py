@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.costs.activations import element_bytes
+from models.costs.cases import Column, tokens
 from models.symbols import ATTENTIONS, MIXERS
 from tools.plan.cost.cases import GENERATIONS, PricedColumns
 from tools.plan.cost.constants import Constants
@@ -13,8 +15,6 @@ from tools.plan.cost.mixers import channels as mixer_channels
 from tools.plan.cost.mixers import exchanged_s, projections_s, scan_s, widths
 from tools.plan.cost.offload import offload_s
 from tools.plan.cost.products import gap_s, product_s, tuned
-from training.memory.activations import element_bytes
-from training.memory.cases import Column, tokens
 
 BACKWARD_TRAFFIC = 1.6
 """Bytes of norms and activations backward against forward: their inputs are read again beside the gradients."""

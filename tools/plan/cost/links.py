@@ -6,9 +6,9 @@ ranks of a domain drive their own adapters ("rails"), and a ring's traffic betwe
 
 import numpy as np
 
+from models.costs.cases import Column
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
-from training.memory.cases import Column
 
 SEND_S, FAR_SEND_S = 3.4e-6, 14.0e-6
 """Of one send of much data over NVLink, and over a network: NCCL 2.29, src/graph/tuning.cc, a hop of a ring in the

@@ -7,13 +7,13 @@ was fitted to it.
 
 import numpy as np
 
-from models.flops import DELTA_CHUNK, MAMBA_CHUNK
+from models.costs.activations import element_bytes
+from models.costs.cases import Column, tokens
+from models.costs.flops import DELTA_CHUNK, MAMBA_CHUNK
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import exchange_s
 from tools.plan.cost.products import gap_s, product_s, tuned
-from training.memory.activations import element_bytes
-from training.memory.cases import Column, tokens
 
 SCAN_SHARE = 0.15
 """Share of the 16-bit peak that a scan's products reach. Assumed, not fitted: with it, and its memory traffic, a scan
@@ -51,7 +51,7 @@ def scan_s(columns: PricedColumns, constants: Constants, symbol: str) -> tuple[C
 
 
 def _mamba_flops(columns: PricedColumns) -> Column:
-    """Per token, forward (models/flops.py)."""
+    """Per token, forward (models/costs/flops.py)."""
     model, chunk = columns.model, np.minimum(MAMBA_CHUNK, columns.model.seq_length)
     scores = chunk * (model.mamba_groups * model.mamba_state + model.mamba_inner)
     return np.asarray(2 * (scores + 2 * model.mamba_state * model.mamba_inner))

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from models.costs.cases import Column
+from models.costs.mixers import ATTENTION_AND_MLP, kind_bytes
+from models.costs.offloaded_modules import offloaded_bytes
+from models.costs.peak import offloaded_share
 from tools.plan.cost.cases import PricedColumns
-from training.memory.cases import Column
-from training.memory.mixers import ATTENTION_AND_MLP, kind_bytes
-from training.memory.offloaded_modules import offloaded_bytes
-from training.memory.peak import offloaded_share
 
 
 def offload_s(columns: PricedColumns, kind: str, forward: Column, backward: Column) -> Column:

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from models.costs.activations import element_bytes
+from models.costs.cases import FORMATS, Column
 from tools.plan.cost.cases import GENERATIONS, PricedColumns
 from tools.plan.cost.constants import Constants
-from training.memory.activations import element_bytes
-from training.memory.cases import FORMATS, Column
 
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8))
 """Output tiles that cuBLAS chooses among, with the share of peak that each keeps (its smaller reuse of operands)."""

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from models.costs.activations import element_bytes
+from models.costs.cases import Column
 from models.symbols import ATTENTIONS, MIXERS
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
@@ -12,8 +14,6 @@ from tools.plan.cost.kinds import share_of
 from tools.plan.cost.links import gather_s
 from tools.plan.cost.mixers import widths
 from tools.plan.cost.products import SUSTAINED_MEMORY
-from training.memory.activations import element_bytes
-from training.memory.cases import Column
 
 UPDATE_BYTES = 30
 """AdamW on fp32 state: gradient, main weight and two moments read, the last three and the weight written."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.costs.activations import element_bytes
+from models.costs.cases import Column, tokens
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.head import embedding_s, head_s
@@ -12,8 +14,6 @@ from tools.plan.cost.launches import launching_s
 from tools.plan.cost.layer import BlockTimes, block_of_kind, mean_block
 from tools.plan.cost.links import within_domain
 from tools.plan.cost.sharding import accumulate_s, data_parallel_s, optimizer_s
-from training.memory.activations import element_bytes
-from training.memory.cases import Column, tokens
 
 
 @dataclass(slots=True)

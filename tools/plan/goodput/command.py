@@ -9,7 +9,7 @@ from parallel.schema import shown
 from tools.plan.goodput import model
 from tools.plan.goodput.model import CAUSES, FaultTimes, Shares, closed_form, simulate, times
 from training.checkpoint.young_daly import advised_interval_s, mtbf_s
-from training.config.fault_config import FAILURES_PER_GPU_HOUR
+from training.config.small_sections import FAILURES_PER_GPU_HOUR
 
 DAY_S = 86400.0
 PUBLISHED = """published, of whole jobs and their own machines:

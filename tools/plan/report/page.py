@@ -3,13 +3,9 @@
 import dataclasses
 import html
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
-from tools.plan.backtest.rows import PUBLISHED, read
-from tools.plan.backtest.validation import predicted_s
-from tools.plan.cost.constants import fitted
-from tools.plan.report import charts
+from tools.plan.report import accuracy, charts
 from tools.plan.report import table as report
 from tools.plan.report.timeline import pipeline, words
 from tools.plan.search.pricing import PricedLayout
@@ -69,7 +65,9 @@ def render(
     points = scaled(question, chosen, base)
     if len(points) > 1:
         parts.append(_part("More or fewer GPUs", _kept(question), charts.scaling(points)))
-    parts.append(_part("Prediction against published runs", _accuracy(), charts.published(_published())))
+    parts.append(
+        _part("Prediction against published runs", "".join(accuracy.unseen()[:1]), charts.published(accuracy.points()))
+    )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="{GENERATOR}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
@@ -108,19 +106,3 @@ def scaled(
 def _kept(question: PlanRequest) -> str:
     kept = ", ".join(f"{name.upper()} {value}" for name, value in question.fixed.items() if name != "dp")
     return f"The chosen layout, and the best on fewer and on more GPUs{f', all with {kept}' if kept else ''}."
-
-
-@cache
-def _published() -> tuple[tuple[float, float, bool, str], ...]:
-    rows = [row for row in read(PUBLISHED) if row.measured_s]
-    predicted = predicted_s(rows, fitted())
-    return tuple(
-        (row.measured_s or 0.0, float(guess), row.experts, f"{row.text.get('model')} {row.cluster.name}")
-        for row, guess in zip(rows, predicted, strict=True)
-    )
-
-
-def _accuracy() -> str:
-    from tools.plan.backtest.refit import kept
-
-    return kept()[0] if kept() else ""

@@ -3,14 +3,14 @@
 import math
 from typing import Literal, cast
 
-from models.parameters import block_parameters, num_parameters
+from models.costs.parameters import block_parameters, num_parameters
+from models.costs.stage_parameters import FP8_COPIES, checkpoint_bytes
 from parallel.config import PrecisionConfig
 from parallel.output import columns
 from tools.clusters import Cluster
 from tools.plan.cost.hardware import precisions
 from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
-from training.memory.stage_parameters import FP8_COPIES, checkpoint_bytes
 
 HOURS_BETWEEN_FAILURES = 50_000.0
 """Of one GPU and its share of a node: 419 interruptions in 54 days of 16,384 (arXiv:2407.21783, section 3.3.4)."""

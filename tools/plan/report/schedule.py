@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from training.memory.layouts import Candidate
+from models.costs.candidate import Candidate
 
 
 class Work(NamedTuple):

@@ -6,6 +6,8 @@ table says of the step.
 
 from dataclasses import dataclass
 
+from models.costs.candidate import Candidate
+from models.costs.states import chunks
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.head import embedding_s, head_s
 from tools.plan.cost.layer import BlockTimes, mean_block
@@ -13,8 +15,6 @@ from tools.plan.cost.sharding import accumulate_s
 from tools.plan.report.schedule import Seconds
 from tools.plan.search.pricing import PricedLayout, constants, planned_cases
 from tools.plan.search.request import PlanRequest
-from training.memory.layouts import Candidate
-from training.memory.states import chunks
 
 BACKWARD = 2 / 3
 """Of the embedding's and the head's time: two of a matrix's three products are its gradients'."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from models.costs.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE
 from parallel.output import columns
 from tools.plan.search.pricing import SPENT, PricedLayout
 from tools.plan.search.request import PlanRequest
-from training.memory.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE
 
 EXPOSED = ("tp", "dp", "cp", "ep", "p2p")
 MEANING = {

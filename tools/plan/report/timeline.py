@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
+from models.costs.candidate import Candidate
 from tools.plan.report.charts import COLOURS
 from tools.plan.report.schedule import Work, schedule
 from tools.plan.report.stages import COMMUNICATION, StageTimeline, pass_seconds, stages
 from tools.plan.search.pricing import SPENT, PricedLayout
 from tools.plan.search.request import PlanRequest
 from tools.shared.chart import Drawing, legend
-from training.memory.layouts import Candidate
 
 MOST_STAGES = 16
 MOST_MICROBATCHES = 24

@@ -8,7 +8,9 @@ from functools import cache
 from typing import Any, cast
 
 from models.config import ModelConfig
-from models.flops import flops_per_token
+from models.costs.candidate import Candidate, Recompute, Zero
+from models.costs.flops import flops_per_token
+from models.costs.peak import ATTENTION_AND_MLP, SAFE_SHARE
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from tools.plan.cost.hardware import computable, precisions
@@ -21,8 +23,6 @@ from training.config.divisibility import (
     sequence_problems,
     split_problems,
 )
-from training.memory.layouts import Candidate, Recompute, Zero
-from training.memory.peak import ATTENTION_AND_MLP, SAFE_SHARE
 
 SMALLEST_PIECE, LONG, SMALLEST_OF_SHORT = 1024, 8192, 2048
 """Tokens of a sequence, a long one or a short one, on one context rank: attention's products on less are too small to
@@ -76,7 +76,7 @@ def _formats(question: PlanRequest) -> list[str]:
 
 def _recomputations(shape: GPTShape) -> list[Recompute]:
     if not ATTENTION_AND_MLP.issuperset(shape.blocks):
-        return ["none", "full"]  # of hybrids' memory nothing else is known (training/memory/mixers.py)
+        return ["none", "full"]  # of hybrids' memory nothing else is known (models/costs/mixers.py)
     if all(shape.moe_blocks):
         return ["none", "moe", "full"]
     mlp: list[Recompute] = [] if shape.add_bias_linear else ["mlp"]  # training/config/incompatible.py says why

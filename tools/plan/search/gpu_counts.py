@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Iterator
 
-from models.parameters import num_parameters
+from models.costs.parameters import num_parameters
+from models.costs.peak import SAFE_HOST_SHARE, SAFE_SHARE
 from tools.clusters import Cluster
 from tools.plan.cost.hardware import host_share, precisions
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import price
 from tools.plan.search.request import PlanRequest
-from training.memory.peak import SAFE_HOST_SHARE, SAFE_SHARE
 
 LARGEST = 65536
 """GPUs beyond which no cluster is offered."""

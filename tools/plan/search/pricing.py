@@ -7,8 +7,14 @@ from operator import attrgetter
 
 import numpy as np
 
-from models.flops import flops_per_token
-from models.sizes import ModelSizes, sizes
+from models.costs.candidate import Candidate, Zero
+from models.costs.cases import Column
+from models.costs.flops import flops_per_token
+from models.costs.offloaded_modules import encoded
+from models.costs.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE, SAFE_SHARE, PeakBytes, memory
+from models.costs.program import OURS, Software, sharded
+from models.costs.sizes import ModelSizes, sizes
+from models.costs.states import BlockStack, HeldParameters, states
 from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
@@ -16,13 +22,7 @@ from tools.plan.cost.constants import Constants, Interval, fitted, interval
 from tools.plan.cost.hardware import card_age, host_share, machine, on_cpu
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.search.request import PlanRequest
-from training.memory.cases import Column
-from training.memory.layouts import Candidate, Zero
-from training.memory.offloaded_modules import encoded
-from training.memory.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE, SAFE_SHARE, PeakBytes, memory
 from training.memory.planned import LOGIT_BYTES, kept_state
-from training.memory.software import OURS, Software, sharded
-from training.memory.states import BlockStack, HeldParameters, states
 
 SPENT = StepTimes.__slots__
 HELD = ("weights", "gradients", "optimizer", "activations", "workspace")

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from models.costs.candidate import Candidate
 from tools.plan.search.pricing import PricedLayout
-from training.memory.layouts import Candidate
 
 CLOSE = 0.02
 """Times within this share of each other are one to us: the simpler layout comes first."""

@@ -4,6 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from models.costs.candidate import Candidate
+from models.costs.states import parallel_config
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
@@ -16,8 +18,6 @@ from training.config.optimizer_config import STATE_FIELDS
 from training.config.recipe import dump, dump_changed
 from training.config.run_config import RunConfig
 from training.config.train_config import RecomputeModule, TrainConfig
-from training.memory.layouts import Candidate
-from training.memory.states import parallel_config
 
 Exchange = Literal["p2p", "a2a", "all_gather"]
 EXCHANGES: tuple[Exchange, ...] = ("p2p", "all_gather")

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Sequence
 
+from models.costs.candidate import Candidate
+from models.costs.peak import SAFE_HOST_SHARE, SAFE_SHARE
 from parallel.errors import UserError
 from tools.plan.cost.hardware import precisions
 from tools.plan.search.enumeration import candidates
@@ -13,8 +15,6 @@ from tools.plan.search.gpu_counts import LARGEST, fits, gpu_counts
 from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.recipe import problems
 from tools.plan.search.request import AXES, SWITCHES, PlanRequest
-from training.memory.layouts import Candidate
-from training.memory.peak import SAFE_HOST_SHARE, SAFE_SHARE
 
 MORE = 64
 """Times the GPUs that were asked for, up to which more are looked for."""

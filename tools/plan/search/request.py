@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from models.config import ModelConfig
+from models.costs.candidate import Candidate
 from models.resolve import resolve
 from models.shapes import GPTShape
+from models.sublayers import OffloadModule
 from tools.clusters import Cluster
 from training.config.optimizer_config import OptimizerConfig
-from training.config.train_config import OffloadModule
-from training.memory.layouts import Candidate
 
 SWITCHES = ("sequence_parallel", "overlap")
 """On wherever there is something to switch; off makes nothing smaller, and nothing faster but where the host's launches

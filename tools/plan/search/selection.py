@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from models.costs.candidate import Candidate
 from parallel.errors import UserError
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import PricedLayout, price
@@ -9,7 +10,6 @@ from tools.plan.search.ranking import ranked
 from tools.plan.search.recipe import problems
 from tools.plan.search.request import PlanRequest
 from training.config.run_config import RunConfig
-from training.memory.layouts import Candidate
 
 KEPT = 300
 """Plans of each kind that are worked out in full; the rest stay two numbers."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from models.costs.candidate import Candidate, Split
+from models.costs.states import chunks, parallel_config
 from parallel.stages import stage_problems
-from training.memory.layouts import Candidate, Split
-from training.memory.states import chunks, parallel_config
 
 MOST_VPP = 16
 SMALL = 4

@@ -5,6 +5,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from models.costs.candidate import Candidate
+from models.costs.peak import SAFE_SHARE
+from models.costs.states import chunks
 from parallel.errors import UserError
 from tools.plan.cost.hardware import computable, on_cpu
 from tools.plan.search.enumeration import copies_of_shards
@@ -14,13 +17,10 @@ from tools.plan.search.request import PlanRequest
 from training.config.activation_offload import offloadable
 from training.config.incompatible import compile_problems, offload_problems
 from training.config.run_config import RunConfig
-from training.memory.layouts import Candidate
 from training.memory.oom_candidates import LOSS_CHUNK_TOKENS, ON_THE_HOST
-from training.memory.peak import SAFE_SHARE
 from training.memory.planned import planned_modules
 from training.memory.predicted import of_stages
 from training.memory.recompute_plan import recompute_plans
-from training.memory.states import chunks
 
 
 def switched(

@@ -14,8 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from models.costs.candidate import Candidate
+from models.costs.peak import stage_memory
+from models.costs.program import OURS
+from models.costs.sizes import sizes
+from models.costs.stage_parameters import FP4_COPIES, FP8_COPIES
+from models.costs.states import BlockStack
 from models.kernels import KernelsConfig
-from models.sizes import sizes
 from parallel.errors import UserError
 from parallel.layout import Coordinates
 from parallel.output import columns
@@ -27,11 +32,6 @@ from tools.plan.search.recipe import configuration
 from tools.plan.search.request import PlanRequest
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.memory.layouts import Candidate
-from training.memory.peak import stage_memory
-from training.memory.software import OURS
-from training.memory.stage_parameters import FP4_COPIES, FP8_COPIES
-from training.memory.states import BlockStack
 
 SPEC = (
     "traced with this project's own CPU modules, which keep more than Transformer Engine's fused ones: bytes of "

@@ -8,13 +8,10 @@ import numpy as np
 
 from models.resolve import resolve
 from tools.reshard.checkpoint_source import STATE, CheckpointSource
-from tools.reshard.mapped import MappedOrigin, SourceTensor
-from tools.reshard.named_weights import PLAIN, Geometry, NamedWeight, Naming, RowRun
-from tools.reshard.naming import written_naming
-from tools.reshard.options import ReshardOptions
-from tools.reshard.plan import KEEPS_DTYPE, ReshardPlan, repadded
+from tools.reshard.named_weights import PLAIN, Geometry, MappedOrigin, NamedWeight, Naming, RowRun, SourceTensor
+from tools.reshard.naming import newest_torchtitan, written_naming
+from tools.reshard.plan import KEEPS_DTYPE, ReshardOptions, ReshardPlan, repadded
 from tools.reshard.tensors import Rectangle, RowRange, SourceRows, TargetTensor, Tensors
-from tools.reshard.torchtitan_names import newest_torchtitan
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 

@@ -12,12 +12,11 @@ from models.resolve import resolve
 from parallel.errors import UserError
 from parallel.layout import Layout
 from parallel.untrusted import InputError, read_foreign
-from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron.files import METADATA, TorchDist, TorchDistTensor
-from tools.reshard.model_recipe import is_recipe, model_recipe, with_vocab_size
+from tools.reshard.model_recipe import carried_files, is_recipe, model_recipe, with_vocab_size
 from tools.reshard.named_source import NamedTensors, check_numbers, matched, origins
-from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import ReshardOptions
 from training.checkpoint.foreign import DCP_PARTS
 from training.checkpoint.state import State
 from training.progress import Progress

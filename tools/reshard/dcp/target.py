@@ -16,13 +16,12 @@ from typing import Any
 
 from parallel.durable import replace_file
 from tools.convert import resumable
-from tools.reshard.carried import write_config_json, write_into
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp.source import DcpFiles
 from tools.reshard.megatron.files import METADATA
 from tools.reshard.megatron.target import OBJECTS, metadata_bytes
-from tools.reshard.options import ReshardOptions
-from tools.reshard.plan import ReshardPlan
+from tools.reshard.model_recipe import write_config_json, write_into
+from tools.reshard.plan import ReshardOptions, ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
 from training.checkpoint.format.tables import remove_tables
 

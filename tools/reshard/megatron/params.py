@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from models.costs.parameters import parameters
 from models.names import canonical, checkpoint_key
-from models.parameters import parameters
 from models.shapes import GPTShape
 from tools.convert.dtypes import cast
 from tools.reshard.megatron.files import ChunkPlace, TorchDist

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from models.costs.parameters import parameters
 from models.names import canonical, checkpoint_key
-from models.parameters import parameters
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
 from tools.convert.dtypes import cast
-from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
 from tools.reshard.megatron import dp_reshardable
 from tools.reshard.megatron import known as megatron_known
@@ -27,8 +26,8 @@ from tools.reshard.megatron.dp_reshardable import FlatStates, by_weight, has_buc
 from tools.reshard.megatron.files import Namespace, TorchDist
 from tools.reshard.megatron.hybrid_files import HybridFiles, is_cut
 from tools.reshard.megatron.keys import moe_blocks, ours, style_of
-from tools.reshard.options import ReshardOptions
-from tools.reshard.plan import is_of_vocabulary
+from tools.reshard.model_recipe import carried_files
+from tools.reshard.plan import ReshardOptions, is_of_vocabulary
 from tools.reshard.tensors import BLOCK_BYTES, Origin, SourceRows, Tensors, rectangles
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.state import State

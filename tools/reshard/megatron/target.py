@@ -21,14 +21,13 @@ from typing import Any
 from parallel.durable import replace_file
 from parallel.untrusted import read_text
 from tools.convert import resumable
-from tools.reshard.carried import FOLDER as TOKENIZER
-from tools.reshard.carried import write_into
 from tools.reshard.checkpoint_source import STATE, CheckpointSource
 from tools.reshard.megatron.dp_reshardable import BUCKET
 from tools.reshard.megatron.files import COMMON, CONFIG, METADATA, TorchDist
 from tools.reshard.megatron.state import common_state, rank_states
-from tools.reshard.options import ReshardOptions
-from tools.reshard.plan import ReshardPlan
+from tools.reshard.model_recipe import FOLDER as TOKENIZER
+from tools.reshard.model_recipe import write_into
+from tools.reshard.plan import ReshardOptions, ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
 from training.checkpoint import folders
 

@@ -1,4 +1,7 @@
-"""A rank's side of saving in the background: copy, hand over, and hear what came of it."""
+"""A rank's side of saving in the background: copy, hand over, and hear what came of it.
+
+A thread copies tensors into shared memory while forward and backward passes run.
+"""
 
 import contextlib
 import mmap
@@ -7,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,12 +20,75 @@ from torch import Tensor
 
 from parallel import host_memory
 from parallel.regions import Box
-from training.checkpoint.background.copying import HostCopy, flat_bytes, pin, unpin
 from training.checkpoint.background.messages import Commit, MessageSocket, Outcome, PieceInMemory, Write
 from training.checkpoint.background.process import NOT_FOR_US
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.optimizer_state import PREFIX as UNTIL_UPDATE
 from training.checkpoint.storage import file_name, grouped
+
+
+class HostCopy(threading.Thread):
+    """Copies (target, source) pairs of uint8 tensors. Sources must stay as they are until ``finish``.
+
+    On a GPU the copies go through a stream of their own, behind what this thread's creator has asked for so far.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(name="checkpoint-copy", daemon=True)
+        self.pairs = pairs
+        self.error: Exception | None = None
+        self.device = next((source.device for _, source in pairs if source.is_cuda), None)
+        self.stream = None
+        if self.device is not None:
+            self.stream = torch.cuda.Stream(self.device)
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def run(self) -> None:
+        """The thread. torch lets go of Python's lock while it copies."""
+        try:
+            if self.stream is None:
+                self._copy()
+            else:
+                with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+                    self._copy()
+                self.stream.synchronize()
+        except Exception as error:
+            self.error = error
+
+    @torch.no_grad()
+    def _copy(self) -> None:
+        for target, source in self.pairs:
+            target.copy_(source, non_blocking=True)
+
+    def finish(self) -> None:
+        """Wait for the end. Raises what went wrong."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+
+def flat_bytes(data: Tensor) -> Tensor:
+    """uint8 [bytes]: the memory of a contiguous tensor."""
+    return data.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def pin(memory: Tensor) -> bool:
+    """Let a GPU copy into this memory directly; whether it may (cudaHostRegister). Copies are slower without.
+
+    A refusal also stays CUDA's last error, which the next kernel's launch would raise: one is launched to take it.
+    """
+    runtime = torch.cuda.cudart()
+    if runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) == runtime.cudaError.success:
+        return True
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
+    return False
+
+
+def unpin(memory: Tensor) -> None:
+    """Before memory that was pinned is given back."""
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
 
 ROOT = Path(__file__).resolve().parents[3]
 SPARE_HOST_BYTES = 1 << 30  # left to other processes on the host beside a copy in memory

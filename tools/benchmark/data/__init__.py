@@ -1,1 +1,0 @@
-"""Data against its peers: CPU-seconds of the same work in one run, children included."""

@@ -1,1 +1,0 @@
-"""The planner against published runs: rows into cases, errors, intervals, cross-validation, the fit."""
