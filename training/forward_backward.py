@@ -174,7 +174,7 @@ class LossScale:
     """Kept while an iteration decides which of several attempts counts. 1.0, and nothing to keep, but with fp16."""
 
     def __init__(self, optimizer: MegatronOptimizer) -> None:
-        parts = _parts(optimizer)
+        parts = _optimizer_parts(optimizer)
         scalers = [scaler for part in parts if (scaler := getattr(part, "grad_scaler", None)) is not None]
         self.tensors = [optimizer.get_loss_scale()] if scalers else []  # mcore replaces its tensors, and fills none
         """fp32 [1] on the device; none but with fp16."""
@@ -203,7 +203,7 @@ def prepare_gradients(optimizer: MegatronOptimizer, device: torch.device) -> Ten
     stays on the device and travels with the loss (``measure`` in training/step.py), and ``update`` moves the scale.
     """
     found = torch.zeros(1, dtype=torch.float64, device=device)
-    for part in _parts(optimizer):
+    for part in _optimizer_parts(optimizer):
         if getattr(part, "grad_scaler", None) is None:
             part.prepare_grads()
         elif not part.is_stub_optimizer:
@@ -215,5 +215,5 @@ def prepare_gradients(optimizer: MegatronOptimizer, device: torch.device) -> Ten
     return found
 
 
-def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+def _optimizer_parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     return getattr(optimizer, "chained_optimizers", [optimizer])

@@ -47,7 +47,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 def test_prefixes_are_those_of_the_writer() -> None:
     prefixes = (contents.OPTIMIZER, contents.RNG, contents.FP8)
-    assert prefixes == (optimizer_state.PREFIX, rng.PREFIX, model_state.PREFIX)
+    assert prefixes == (optimizer_state.PREFIX, rng.PREFIX, model_state.FP8_PREFIX)
     assert contents.kind_of(optimizer_state.MASTER + "x.y") == ("master", "x.y")
 
 

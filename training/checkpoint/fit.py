@@ -113,7 +113,7 @@ def check(path: Path, saved: Shapes, own: Shapes, ranks: Ranks) -> None:
 
 def weights_in(saved: Shapes) -> dict[str, tuple[int, ...]]:
     """The weights of a checkpoint, saved as such or as the optimizer's fp32 ones."""
-    others = (optimizer_state.PREFIX, rng.PREFIX, model_state.PREFIX)
+    others = (optimizer_state.PREFIX, rng.PREFIX, model_state.FP8_PREFIX)
     plain = {key: shape for key, shape in saved.items() if not key.startswith(others)}
     masters = {key: shape for key, shape in saved.items() if key.startswith(optimizer_state.MASTER)}
     return {key.removeprefix(optimizer_state.MASTER): shape for key, shape in masters.items()} | plain

@@ -76,13 +76,13 @@ def is_writer(number: int, one: HeldTensor, ranks: Ranks) -> bool:
     return bool(region.replica[-1] == number % (ranks.pgs.expt_dp if is_expert else ranks.pgs.dp_cp).size())
 
 
-PREFIX = "fp8."
-PASSES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
+FP8_PREFIX = "fp8."
+FP8_PASSES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
 """Transformer Engine's names of the two sets that a module has."""
 
 
 @torch.no_grad()
-def tensors(chunks: Chunks) -> dict[str, Tensor]:
+def fp8_tensors(chunks: Chunks) -> dict[str, Tensor]:
     """The live scales, fp32 [n], and histories, fp32 [length, n], by key: allocated here where no step has yet."""
     config = chunks[0].config
     if config.fp8 is None or config.fp8_recipe != "delayed" or device_of(chunks[0]).type != "cuda":
@@ -92,17 +92,17 @@ def tensors(chunks: Chunks) -> dict[str, Tensor]:
         for name, module in _quantizing(unwrap(chunk)):
             if not module.fp8_initialized:  # one that keeps its weights in fp8 has scales, but does not update them yet
                 _allocate(module, config)
-            for which, key in PASSES.items():
+            for which, key in FP8_PASSES.items():
                 state = module.fp8_meta[key]
-                found[f"{PREFIX}{name}.{which}.scale"] = state.scale
-                found[f"{PREFIX}{name}.{which}.amax_history"] = state.amax_history
+                found[f"{FP8_PREFIX}{name}.{which}.scale"] = state.scale
+                found[f"{FP8_PREFIX}{name}.{which}.amax_history"] = state.amax_history
     return found
 
 
 @contextlib.contextmanager
-def kept(chunks: Chunks) -> Iterator[None]:
+def fp8_kept(chunks: Chunks) -> Iterator[None]:
     """Within, forward passes leave no trace: the values that an evaluation sees would else move scales of training."""
-    states = list(tensors(chunks).values())
+    states = list(fp8_tensors(chunks).values())
     before = [state.clone() for state in states]
     try:
         yield
@@ -142,5 +142,5 @@ def fp8_boxes(chunks: Chunks, ranks: Ranks) -> list[Box]:
     writes = ranks.at.tp == ranks.at.cp == ranks.at.dp == 0
     return [
         Box(key=key, global_shape=tuple(tensor.shape), offset=(0,) * tensor.dim(), data=tensor, writes=writes)
-        for key, tensor in tensors(chunks).items()
+        for key, tensor in fp8_tensors(chunks).items()
     ]

@@ -153,7 +153,7 @@ def forward_only(chunks: Chunks) -> Iterator[None]:
     for chunk in chunks:
         chunk.eval()
     try:
-        with settled(chunks), as_written(chunks), model_state.kept(chunks):
+        with settled(chunks), as_written(chunks), model_state.fp8_kept(chunks):
             yield
     finally:
         for chunk, mode in zip(chunks, modes, strict=True):

@@ -54,7 +54,7 @@ def evaluating(chunks: Chunks) -> Iterator[None]:
     for model in models:
         model.mtp_process = False
     try:
-        with torch.no_grad(), settled(chunks), as_written(chunks), model_state.kept(chunks), drop_no_token(chunks):
+        with torch.no_grad(), settled(chunks), as_written(chunks), model_state.fp8_kept(chunks), drop_no_token(chunks):
             yield
     finally:
         config.apply_rope_fusion = fused

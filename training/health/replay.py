@@ -34,7 +34,7 @@ class Before:
     def __init__(self, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> None:
         self.optimizer, self.device = optimizer, ranks.device
         self.buffers = [buffer for chunk in chunks for buffer in unwrap(chunk).buffers()]
-        self.buffers += model_state.tensors(chunks).values()
+        self.buffers += model_state.fp8_tensors(chunks).values()
         self.kept = [torch.empty_like(buffer) for buffer in self.buffers]
 
     @torch.no_grad()

@@ -156,13 +156,13 @@ class TensorBoardSink:
         self._writer.close()
 
 
-OFFLINE = "offline"
+MLFLOW_OFFLINE = "offline"
 MOST_METRICS, MOST_PARAMETERS = 1000, 100
 """That one request may carry (mlflow/utils/validation.py)."""
-LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Of one request, in seconds: mlflow tries 7 times 120 s, longer than the end of a run waits to say why it failed."""
-FORBIDDEN = re.compile(r"[^\w./: -]")
-LONGEST_NAME = 250
+MLFLOW_FORBIDDEN = re.compile(r"[^\w./: -]")
+MLFLOW_LONGEST_NAME = 250
 
 
 class MlflowSink:
@@ -185,13 +185,13 @@ class MlflowSink:
     ) -> None:
         """Start or continue the run. ``where``: "offline" or a tracking URI. ``config`` is handed over redacted."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # else mlflow reports to its makers
-        for name, most in LIMITS.items():
+        for name, most in MLFLOW_LIMITS.items():
             os.environ.setdefault(name, most)
-        if where == OFFLINE:
+        if where == MLFLOW_OFFLINE:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # "in maintenance mode", and refused without this
         from mlflow.tracking import MlflowClient  # one to two seconds
 
-        uri = (run_dir / "mlflow").resolve().as_uri() if where == OFFLINE else where
+        uri = (run_dir / "mlflow").resolve().as_uri() if where == MLFLOW_OFFLINE else where
         self._client, self._names = MlflowClient(uri), names
         self._train_iters, self._iteration = train_iters, resumed_iteration
         id_file = run_dir / "mlflow_run_id"
@@ -200,7 +200,9 @@ class MlflowSink:
             self._run_id = self._created(run_dir.resolve().name, experiment, config)
             replace_file(id_file, f"{self._run_id}\n".encode(), durable=False)
         self._drawn = DrawnCurves(run_dir / "mlflow_drawn.json", self._run_id)
-        say(f"MLflow: run {self._run_id} {'in ' + str(run_dir / 'mlflow') if where == OFFLINE else 'at ' + where}")
+        say(
+            f"MLflow: run {self._run_id} {'in ' + str(run_dir / 'mlflow') if where == MLFLOW_OFFLINE else 'at ' + where}"
+        )
 
     def write(self, iteration: int, values: Values) -> None:
         """Log ``values`` at ``iteration``, but for points that the chart has. Of experts, each block's fullest only."""
@@ -260,7 +262,9 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 def allowed(name: str) -> str:
     """``name`` as mlflow takes it: without characters and paths that it forbids. Its files cannot have a curve and a
     folder of the same name: ``expert_load_max/block_3`` is ``expert_load_max_each/block_3`` there."""
-    steps = ["_" if step in (".", "..") else step for step in FORBIDDEN.sub("_", name).split("/") if step] or ["_"]
+    steps = ["_" if step in (".", "..") else step for step in MLFLOW_FORBIDDEN.sub("_", name).split("/") if step] or [
+        "_"
+    ]
     if len(steps) > 1 and steps[0] in METRICS:
         steps[0] += "_each"
-    return "/".join(steps)[:LONGEST_NAME].rstrip("/")
+    return "/".join(steps)[:MLFLOW_LONGEST_NAME].rstrip("/")
