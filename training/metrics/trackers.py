@@ -200,9 +200,8 @@ class MlflowSink:
             self._run_id = self._created(run_dir.resolve().name, experiment, config)
             replace_file(id_file, f"{self._run_id}\n".encode(), durable=False)
         self._drawn = DrawnCurves(run_dir / "mlflow_drawn.json", self._run_id)
-        say(
-            f"MLflow: run {self._run_id} {'in ' + str(run_dir / 'mlflow') if where == MLFLOW_OFFLINE else 'at ' + where}"
-        )
+        place = f"in {run_dir / 'mlflow'}" if where == MLFLOW_OFFLINE else f"at {where}"
+        say(f"MLflow: run {self._run_id} {place}")
 
     def write(self, iteration: int, values: Values) -> None:
         """Log ``values`` at ``iteration``, but for points that the chart has. Of experts, each block's fullest only."""
