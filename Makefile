@@ -19,7 +19,7 @@ demo: setup
 
 # Files of tests are dealt to WORKERS processes; 1 to 2 cores each.
 test: setup .te/.ready
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 # With the campaigns: every family, every layout; hours.
 test-all: setup .te/.ready te-extension

@@ -1,4 +1,6 @@
-"""Weights, gradients and optimizer state of every stage, exactly as the program holds them."""
+"""Weights, gradients and optimizer state of every stage, exactly as the program holds them, and what fully sharded data
+parallelism gathers while units compute.
+"""
 
 import itertools
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """The planner against the published runs that it ships with."""
 
 import csv
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,6 +45,16 @@ def test_the_pages_points_are_todays_prices(rows: list[PublishedRun]) -> None:
     assert [point._replace(predicted_s=0) for point in kept] == [point._replace(predicted_s=0) for point in priced]
     assert [point.predicted_s for point in kept] == pytest.approx([point.predicted_s for point in priced], rel=2e-3)
     assert len(kept) == 520 and len(accuracy.unseen()) == 4
+
+
+def test_it_is_found_from_any_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An installation has tools alone on its path."""
+    root = str(Path(__file__).resolve().parents[2])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".", root)])
+    for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["--backtest", str(PUBLISHED)]) == 0
+    assert "520 with a measured time" in capsys.readouterr().out
 
 
 def test_what_failed_for_memory_is_flagged_and_little_else(rows: list[PublishedRun]) -> None:

@@ -100,8 +100,9 @@ def compare(flags: CompareFlags) -> None:
 
 
 def backtest(flags: BacktestFlags) -> None:
-    """The planner against a table of runs, which tests/planner of a checkout reads."""
+    """The planner against a table of runs, which tests/planner of this checkout reads."""
     _in_a_folder(flags.output)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # an installation has no tests
     importlib.import_module("tests.planner.command").backtest(flags)
 
 

@@ -261,9 +261,8 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 def allowed(name: str) -> str:
     """``name`` as mlflow takes it: without characters and paths that it forbids. Its files cannot have a curve and a
     folder of the same name: ``expert_load_max/block_3`` is ``expert_load_max_each/block_3`` there."""
-    steps = ["_" if step in (".", "..") else step for step in MLFLOW_FORBIDDEN.sub("_", name).split("/") if step] or [
-        "_"
-    ]
+    steps = [step for step in MLFLOW_FORBIDDEN.sub("_", name).split("/") if step] or ["_"]
+    steps = ["_" if step in (".", "..") else step for step in steps]
     if len(steps) > 1 and steps[0] in METRICS:
         steps[0] += "_each"
     return "/".join(steps)[:MLFLOW_LONGEST_NAME].rstrip("/")
