@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from data import cache, corpus
 from parallel.untrusted import read_bytes
@@ -32,11 +33,23 @@ def builtin_model(vocab_size: int, folder: Path, console: cache.Console) -> Path
     return target / "tokenizer.model"
 
 
+REVERSIBLE: dict[str, Any] = {
+    "model_type": "bpe",
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "allow_whitespace_only_pieces": True,
+    "add_dummy_prefix": False,
+    "split_digits": True,
+    "character_coverage": 0.9995,
+}
+"""No normalisation, blanks kept, unknown characters as bytes (which newlines are too), no leading blank added."""
+
+
 def train(files: Iterable[Path], vocab_size: int) -> bytes:
     """A serialised byte-pair model of `vocab_size` pieces, from the first 2 MB of text files.
 
-    Reversible: no normalisation, blanks kept, unknown characters as bytes (which newlines are too), no
-    leading blank added. One thread, no sampling, and text and model passed in memory: thread counts, random
+    Reversible. One thread, no sampling, and text and model passed in memory: thread counts, random
     draws and file names would find their way into the model.
     """
     from sentencepiece import SentencePieceTrainer
@@ -46,14 +59,7 @@ def train(files: Iterable[Path], vocab_size: int) -> bytes:
         sentence_iterator=_lines(files),
         model_writer=model,
         vocab_size=vocab_size,
-        model_type="bpe",
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-        add_dummy_prefix=False,
-        split_digits=True,
-        character_coverage=0.9995,
+        **REVERSIBLE,
         max_sentence_length=1 << 20,
         num_threads=1,
         minloglevel=2,  # errors only; its progress would land between ours

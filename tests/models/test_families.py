@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from models import families
 from models.costs.parameters import active_parameters, mtp_only_parameters, num_parameters
 from models.families import ALIASES, PUBLISHED, SHAPES, TINY, named
 from models.shape_problems import shape_problems
@@ -282,3 +283,10 @@ def test_a_named_shape_needs_nothing_but_its_name() -> None:
     for name in SHAPES:
         model = dataclasses.replace(config.model, shape=name)
         assert dataclasses.replace(config, model=model).problems(1) == [], name
+
+
+def test_two_families_have_no_name_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would hide the first: families are found by their files."""
+    monkeypatch.setattr(families, "_FAMILIES", [families.llama, families.llama])
+    with pytest.raises(AssertionError, match=r"models.families.llama.PUBLISHED has another family's names"):
+        families._of_all("PUBLISHED")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from data.raw import documents, inputs, units
 from data.raw.reading import ReadOptions, Rejects
+from data.tokenizers.sentencepiece_training import REVERSIBLE
 from parallel.errors import UserError
 from tools.preprocess.output import saying_where_no_space_is, write_whole
 from tools.shared.written import check_new
@@ -42,14 +43,7 @@ def train(names: tuple[str, ...], output: Path, vocab_size: int, reading: ReadOp
             sentence_iterator=_lines(divided[::step], reading),
             model_writer=model,
             vocab_size=vocab_size,
-            model_type="bpe",
-            byte_fallback=True,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            add_dummy_prefix=False,
-            split_digits=True,
-            character_coverage=0.9995,
+            **REVERSIBLE,
             max_sentence_length=1 << 16,
             minloglevel=1,
         )
