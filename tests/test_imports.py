@@ -48,7 +48,7 @@ TORCH = """
     manual_gc
     optimizer optimizer_class optimizer_forms parts step train    training.custom: callbacks loss
     training.evaluation: asked generating scoring set_batches shared_model task_callback validation harness
-    training.checkpoint: account callback fit model_state optimizer_state plausible restoring rng
+    training.checkpoint: account agreement callback fit model_state optimizer_state plausible restoring rng
     save_interval saving storage stream_position weights    training.checkpoint.background: saver
     training.generation: forward generate samples sampling texts
     training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from training.profile.chrome_trace import KERNELS, TraceEvent
-from training.profile.summary import Interval, length, union, within, without
+from training.profile.intervals import Interval, length, union, within, without
 
 KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("communication", re.compile(r"^nccl|userbuffers")),

@@ -1,13 +1,13 @@
 """Checkpoints rewritten offline, on a CPU, without ranks and without building a model: ``python -m tools.reshard``.
 
     __main__.py           the command line
+    options.py            what is asked for
     sources.py            opens a checkpoint, Triplane's or Megatron's
     torch_file.py         files of torch.save, read as data: their tensors by rectangle
     assembled.py          tensors that lie in pieces in many such files
     checkpoint_source.py  what it holds, under Triplane's keys
     tensors.py            tensors to write, and where each of their elements comes from
-    plan.py               what is asked for, and which tensors those are: the optimizer dropped, dtypes, the
-                          vocabulary's rows and padding
+    plan.py               which tensors those are: optimizer dropped, dtypes, the vocabulary's rows and padding
     model_recipe.py       the model of another program's checkpoint, a recipe or a config.json, and its tokenizer
     named_weights.py      a model's weights by other names: where each one's rows lie
     naming.py             which names a model may have: transformers' files' and modules', torchtitan's

@@ -31,7 +31,8 @@ from tools.reshard.dcp import target as dcp_target
 from tools.reshard.megatron import target as megatron_target
 from tools.reshard.megatron.job import MegatronJob
 from tools.reshard.named_weights import Names
-from tools.reshard.plan import Dtype, Format, Keys, ReshardOptions, ReshardPlan
+from tools.reshard.options import Dtype, Format, Keys, ReshardOptions
+from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import planned, verify
 from tools.reshard.sources import check, open_ours, open_source
 from tools.shared.held_checkpoint import deleted_is_said

@@ -1,56 +1,17 @@
-"""What is asked for, which travels to workers and which an unfinished folder remembers; which tensors are written, and
-from what.
-"""
+"""Which tensors are written, and from what."""
 
 import dataclasses
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
 
 from models.resolve import resolve
 from parallel.errors import UserError
-from parallel.untrusted import read_text
 from tools.convert.dtypes import FLOATS
 from tools.reshard.checkpoint_source import STATE, STATES, UNCHANGED, CheckpointSource
 from tools.reshard.megatron.buckets import FlatMemory
-from tools.reshard.megatron.job import MegatronJob
-from tools.reshard.named_weights import Names
+from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import SourceRows, TargetTensor
 from training.checkpoint.state import State
 from training.config.run_config import RunConfig
-
-Dtype = Literal["float32", "float16", "bfloat16"]
-Format = Literal["triplane", "megatron", "dcp"]
-Keys = Literal["stacked", "per_block", "per_layer"]
-
-
-@dataclass(kw_only=True, frozen=True)
-class ReshardOptions:
-    """How the target differs from the source."""
-
-    format: Format = "triplane"
-    drop_optimizer: bool = False
-    dtype: Dtype | None = None
-    max_file_bytes: int = 4_000_000_000
-    vocab_size: int | None = None
-    make_vocab_size_divisible_by: int | None = None
-    keys: Keys = "per_layer"
-    names: Names = "transformers"
-    """Of the form "dcp"."""
-    job: MegatronJob = field(default_factory=MegatronJob)
-    """Which loads it, with the form "megatron"."""
-    recipe: Path | None = None
-
-    @property
-    def repads(self) -> bool:
-        """Whether the vocabulary gets another size."""
-        return self.vocab_size is not None or self.make_vocab_size_divisible_by is not None
-
-    def as_json(self) -> dict[str, Any]:
-        """For the record; the recipe by its content, so that an edited one starts over."""
-        values = dataclasses.asdict(self)
-        return values | {"recipe": read_text(self.recipe) if self.recipe else None}
-
 
 KEEPS_DTYPE = "router.expert_bias"
 """Fp32 in every model, whatever it computes in: what the routers add up over a run."""

@@ -15,7 +15,8 @@ from tools.reshard import plan
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import plan as dcp_plan
 from tools.reshard.megatron import plan as megatron_plan
-from tools.reshard.plan import Format, ReshardOptions, ReshardPlan
+from tools.reshard.options import Format, ReshardOptions
+from tools.reshard.plan import ReshardPlan
 from tools.reshard.sources import open_source
 from tools.reshard.tensors import BLOCK_BYTES, TargetTensor, TensorBlock, Tensors, blocks, rectangles
 from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup

@@ -10,7 +10,7 @@ from tools.reshard.dcp import source as dcp_source
 from tools.reshard.deepspeed import source as deepspeed_source
 from tools.reshard.megatron import mp_rank
 from tools.reshard.megatron import source as megatron_source
-from tools.reshard.plan import ReshardOptions
+from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import Origin
 from tools.shared.held_checkpoint import deleted_is_said, find
 from training.checkpoint import folders

@@ -8,7 +8,8 @@ from tools.convert import resumable
 from tools.convert.row_blocks import is_committed
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.model_recipe import with_tokenizer
-from tools.reshard.plan import ReshardOptions, ReshardPlan
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
 from tools.reshard.sources import CONFIG
 from training.checkpoint import folders

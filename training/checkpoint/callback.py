@@ -15,18 +15,10 @@ from parallel.ddp import Chunks
 from parallel.errors import SharedFault, SharedMistake
 from parallel.groups import Ranks
 from training.checkpoint import Contents, folders, room, save, settled
+from training.checkpoint.agreement import gathered, on_every_rank, on_first_rank
 from training.checkpoint.background.messages import Commit, Outcome, mark_failed
 from training.checkpoint.background.saver import BackgroundWriter
-from training.checkpoint.saving import (
-    about,
-    begin_save,
-    gathered,
-    on_every_rank,
-    on_first_rank,
-    saved_boxes,
-    state_of,
-    writers,
-)
+from training.checkpoint.saving import about, begin_save, saved_boxes, state_of, writers
 from training.checkpoint.state import JSON, encoded
 from training.checkpoint.storage import file_name
 from training.loop import Callback

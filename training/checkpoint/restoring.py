@@ -17,11 +17,11 @@ from parallel.groups import Ranks
 from parallel.layout import Layout
 from parallel.regions import Box
 from training.checkpoint import fit, folders, model_state, optimizer_state, rng
+from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.verify import Depth, damages, strangers
 from training.checkpoint.model_state import model_boxes
 from training.checkpoint.plausible import check_values, state_damages
-from training.checkpoint.saving import gathered, on_first_rank
 from training.checkpoint.start import find_start
 from training.checkpoint.state import JSON, State, read_state, step_of
 from training.checkpoint.storage import TensorReader

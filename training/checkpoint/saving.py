@@ -1,74 +1,22 @@
-"""Write a checkpoint, by all ranks together, and wait for it. What one rank finds out all act on alike."""
+"""Write a checkpoint, by all ranks together, and wait for it."""
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 
 from parallel.ddp import Chunks
-from parallel.errors import SharedMistake, UserError
 from parallel.groups import Ranks
 from parallel.regions import Box
 from training.checkpoint import committing, folders, model_state, optimizer_state, rng, storage
+from training.checkpoint.agreement import on_every_rank, on_first_rank
 from training.checkpoint.model_state import model_boxes, settled
 from training.checkpoint.state import JSON, State, encoded
 from training.progress import Progress
 from training.run_lock.lock import RunLock
-
-
-def on_first_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
-    """Rank 0 does it; every rank gets what came of it, or raises the same SharedMistake or OSError.
-
-    Ranks go on only when it is done, so this is a barrier too. What comes of it must be small; it travels
-    pickled.
-    """
-    outcome: list[Any] = [None, None]
-    if ranks.rank == 0:
-        try:
-            outcome[0] = action()
-        except UserError as error:
-            outcome[1] = SharedMistake(str(error))
-        except OSError as error:
-            outcome[1] = error
-    dist.broadcast_object_list(outcome, src=0, device=ranks.device)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
-
-
-def on_every_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
-    """Each rank does it; if one fails with an OSError, every rank raises that rank's.
-
-    Ranks go on only when all are done. One number is reduced; more travels only after a failure.
-    """
-    result, own = None, None
-    try:
-        result = action()
-    except OSError as error:
-        own = error
-    failed = torch.tensor([0 if own is None else ranks.rank + 1], device=ranks.device)
-    dist.all_reduce(failed, op=dist.ReduceOp.MAX)
-    if rank := int(failed):
-        texts: list[Any] = [None if own is None else f"rank {ranks.rank} of {ranks.identity.world_size}: {own}"]
-        dist.broadcast_object_list(texts, src=rank - 1, device=ranks.device)
-        raise OSError(texts[0])
-    return result  # type: ignore[return-value]
-
-
-def gathered[T](own: list[T], ranks: Ranks) -> list[T]:
-    """The ranks' lists as one, the same on every rank. Where all are empty, as a rule, one number is reduced."""
-    count = torch.tensor([len(own)], device=ranks.device)
-    dist.all_reduce(count)
-    if not int(count):
-        return []
-    lists: list[Any] = [None] * ranks.identity.world_size
-    dist.all_gather_object(lists, own)
-    return [item for found in lists for item in found]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

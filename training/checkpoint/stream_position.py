@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from data.loader import Samples, StreamedSource
 from parallel.groups import Ranks
 from training.batches import BatchStream
-from training.checkpoint.saving import gathered
+from training.checkpoint.agreement import gathered
 from training.checkpoint.state import JSON
 from training.progress import Progress
 

@@ -8,9 +8,9 @@ from parallel.ddp import Chunks
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from training.checkpoint import fit, optimizer_state
+from training.checkpoint.agreement import gathered
 from training.checkpoint.format.verify import Depth, damages
 from training.checkpoint.restoring import MOST_DAMAGES, UnsoundError, read_model, sound
-from training.checkpoint.saving import gathered
 from training.checkpoint.storage import TensorReader
 
 _FIX = "Give another one: python -m tools.inspect_checkpoint RUN_DIR lists them."

@@ -25,7 +25,7 @@ from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.launch import node_name
 from training.checkpoint import folders
-from training.checkpoint.saving import on_first_rank
+from training.checkpoint.agreement import on_first_rank
 from training.health.names import non_finite, parameter_names
 from training.health.nonfinite_locate import Evidence, NonfiniteOrigin, NonfinitePlace, locate
 from training.health.nonfinite_probe import NonfiniteProbe

@@ -14,7 +14,7 @@ from parallel.durable import replace_file
 from parallel.groups import Ranks
 from parallel.schema import Count
 from parallel.untrusted import InputError, read_json
-from training.checkpoint.saving import on_first_rank
+from training.checkpoint.agreement import on_first_rank
 
 NAME = "skipped_samples.json"
 Range = tuple[int, int]

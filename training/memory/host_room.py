@@ -9,7 +9,7 @@ from parallel import host_memory
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.launch import node_name
-from training.checkpoint.saving import gathered
+from training.checkpoint.agreement import gathered
 from training.config.run_config import RunConfig
 from training.memory.measured import modules_of
 from training.memory.predicted import of_stage, size

@@ -16,10 +16,10 @@ from parallel.durable import replace_file
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from training import checkpoint
+from training.checkpoint.agreement import on_first_rank
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.imported import IMPORTED, kept
 from training.checkpoint.restoring import Restored
-from training.checkpoint.saving import on_first_rank
 from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import entry_of
 from training.checkpoint.state import JSON

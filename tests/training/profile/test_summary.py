@@ -10,9 +10,10 @@ import pytest
 from parallel.untrusted import InputError
 from training.profile.chrome_trace import read_trace
 from training.profile.files import drop_old_traces, read_summary, trace_folder, trace_name
+from training.profile.intervals import length, union, within, without
 from training.profile.page import page
 from training.profile.summarize import main
-from training.profile.summary import RankSummary, Row, length, summarize, union, within, without
+from training.profile.summary import RankSummary, Row, summarize
 
 MAIN, GLOO, LOADER = (1, 1), (1, 2), (1, 3)
 COMPUTE_STREAM, NCCL_STREAM = (0, 7), (0, 20)

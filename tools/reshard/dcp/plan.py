@@ -10,7 +10,8 @@ from models.resolve import resolve
 from tools.reshard.checkpoint_source import STATE, CheckpointSource
 from tools.reshard.named_weights import PLAIN, Geometry, MappedOrigin, NamedWeight, Naming, RowRun, SourceTensor
 from tools.reshard.naming import newest_torchtitan, written_naming
-from tools.reshard.plan import KEEPS_DTYPE, ReshardOptions, ReshardPlan, repadded
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import KEEPS_DTYPE, ReshardPlan, repadded
 from tools.reshard.tensors import Rectangle, RowRange, SourceRows, TargetTensor, Tensors
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS

@@ -16,7 +16,7 @@ from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron.files import METADATA, TorchDist, TorchDistTensor
 from tools.reshard.model_recipe import carried_files, is_recipe, model_recipe, with_vocab_size
 from tools.reshard.named_source import NamedTensors, check_numbers, matched, origins
-from tools.reshard.plan import ReshardOptions
+from tools.reshard.options import ReshardOptions
 from training.checkpoint.foreign import DCP_PARTS
 from training.checkpoint.state import State
 from training.progress import Progress

@@ -21,7 +21,8 @@ from tools.reshard.dcp.source import DcpFiles
 from tools.reshard.megatron.files import METADATA
 from tools.reshard.megatron.target import OBJECTS, metadata_bytes
 from tools.reshard.model_recipe import write_config_json, write_into
-from tools.reshard.plan import ReshardOptions, ReshardPlan
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
 from training.checkpoint.format.tables import remove_tables
 

@@ -26,7 +26,7 @@ from tools.reshard.deepspeed.partitions import Piece, Shapes, of_groups, of_rank
 from tools.reshard.megatron.pickle import Size
 from tools.reshard.model_recipe import carried_files, model_recipe, with_vocab_size
 from tools.reshard.named_source import check_numbers, matched, origins
-from tools.reshard.plan import ReshardOptions
+from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import BLOCK_BYTES, rectangles
 from tools.reshard.torch_file import StridedView, TorchFile, read_view
 from training.checkpoint.format.pieces import ITEM_BYTES

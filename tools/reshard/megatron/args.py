@@ -13,7 +13,7 @@ from models.shapes import GPTShape
 from models.sublayers import hybrid_layer_pattern, num_sublayers
 from parallel.stages import layers_per_chunk
 from tools.reshard.megatron.known import JOB
-from tools.reshard.plan import ReshardOptions
+from tools.reshard.options import ReshardOptions
 from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import entry_of, schedule_problems
 from training.checkpoint.state import JSON, State

@@ -29,7 +29,8 @@ from tools.reshard.megatron.keys import style_of
 from tools.reshard.megatron.mp_rank_names import RankTensor, layer_count, weights_of
 from tools.reshard.megatron.source import RECIPE_WANTED, check_model, expected, plain_state
 from tools.reshard.model_recipe import carried_files
-from tools.reshard.plan import ReshardOptions, is_of_vocabulary
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import is_of_vocabulary
 from tools.reshard.tensors import Origin
 from tools.reshard.torch_file import StridedView, TorchFile
 from training.config.recipe import load

@@ -13,7 +13,8 @@ from tools.reshard.megatron import args as megatron_args
 from tools.reshard.megatron.buckets import FlatMemory, flat_origin, memories
 from tools.reshard.megatron.keys import Style, theirs
 from tools.reshard.megatron.state import dtypes_of
-from tools.reshard.plan import KEEPS_DTYPE, ReshardOptions, ReshardPlan, is_of_vocabulary, padded_rows, repadded
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import KEEPS_DTYPE, ReshardPlan, is_of_vocabulary, padded_rows, repadded
 from tools.reshard.tensors import SourceRows, TargetTensor
 
 

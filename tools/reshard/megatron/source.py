@@ -27,7 +27,8 @@ from tools.reshard.megatron.files import Namespace, TorchDist
 from tools.reshard.megatron.hybrid_files import HybridFiles, is_cut
 from tools.reshard.megatron.keys import moe_blocks, ours, style_of
 from tools.reshard.model_recipe import carried_files
-from tools.reshard.plan import ReshardOptions, is_of_vocabulary
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import is_of_vocabulary
 from tools.reshard.tensors import BLOCK_BYTES, Origin, SourceRows, Tensors, rectangles
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.state import State

@@ -27,7 +27,8 @@ from tools.reshard.megatron.files import COMMON, CONFIG, METADATA, TorchDist
 from tools.reshard.megatron.state import common_state, rank_states
 from tools.reshard.model_recipe import FOLDER as TOKENIZER
 from tools.reshard.model_recipe import write_into
-from tools.reshard.plan import ReshardOptions, ReshardPlan
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
 from training.checkpoint import folders
 
