@@ -96,9 +96,9 @@ def start(
 
 
 def wait_for_files(folder: Path, count: int) -> None:
-    """Until ``count`` nodes have written what they know."""
+    """Until ``count`` nodes have examined the run's folder."""
     end = time.monotonic() + LIMIT_S
-    while len(list(folder.glob("*-*.json"))) < count and time.monotonic() < end:
+    while len(list(folder.glob("token-*"))) < count and time.monotonic() < end:
         time.sleep(0.1)
 
 
@@ -117,7 +117,7 @@ def examine(
 ) -> Outcome:
     """``nodes`` nodes, but for those ``absent``; ``more`` variables, ``before`` and ``clocks`` by rank.
 
-    ``first_comes_last``: rank 0 starts when the others have left their files, so that a short --meeting_s will do.
+    ``first_comes_last``: rank 0 starts when the others have written to the run's folder: a short --meeting_s will do.
     """
     run_dir = run_dir or folder / "run"
     port = port or free_port()

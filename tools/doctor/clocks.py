@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeFacts, judged
 
 GROUP = "clocks"
@@ -28,26 +27,16 @@ def offset(ask: Callable[[], dict[str, Any] | None], clock: Callable[[], float])
     return best
 
 
-def evaluate(
-    offsets: Mapping[int, tuple[float, float]], seen: Sequence[NodeFacts], situation: DoctorContext
-) -> list[tuple[str, Finding]]:
-    """Wrong beyond ``WRONG_S``. Of a node that only the shared folder reached, by the times of two files there."""
-    reported: dict[str, tuple[float, str]] = {}
-    facts = {one.rank: one.facts.get("run_dir", {}) for one in seen}
-    ahead = {rank: float(fact["server_ahead_s"]) for rank, fact in facts.items() if "server_ahead_s" in fact}
-    for one in seen:
-        if one.rank in offsets:
-            reported[one.node] = offsets[one.rank][0], f"± {offsets[one.rank][1] * 1e3:.1f} ms"
-        elif one.rank in ahead and 0 in ahead and one.rank:
-            reported[one.node] = ahead[0] - ahead[one.rank], "by the times of files"
-    if reported and all(abs(seconds) <= LATE_S for seconds, _ in reported.values()):
-        largest = max(abs(seconds) for seconds, _ in reported.values())
+def evaluate(offsets: Mapping[int, tuple[float, float]], seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
+    """Wrong beyond ``WRONG_S``."""
+    if offsets and all(abs(seconds) <= LATE_S for seconds, _ in offsets.values()):
+        largest = max(abs(seconds) for seconds, _ in offsets.values())
         return [("", judged(GROUP, "between nodes", "ok", f"{largest * 1e3:.2f} ms apart at most"))]
-    return [(node, _one(seconds, error)) for node, (seconds, error) in reported.items()]
+    return [(one.node, _one(*offsets[one.rank])) for one in seen if one.rank in offsets]
 
 
-def _one(seconds: float, error: str) -> Finding:
-    found = f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} the first node ({error})"
+def _one(seconds: float, error_s: float) -> Finding:
+    found = f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} the first node (± {error_s * 1e3:.1f} ms)"
     if abs(seconds) <= LATE_S:
         return judged(GROUP, "between nodes", "ok", "within a second of the first node")
     expected, fix = f"within {LATE_S:.0f} s", "set the clock: chronyc makestep, or systemctl restart chronyd"

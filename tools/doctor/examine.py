@@ -25,7 +25,6 @@ from tools.doctor import node as nodes
 from tools.doctor import run_dir as folders
 from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import Deadline
-from tools.doctor.file_rendezvous import Mailbox
 from tools.doctor.finding import Finding, FindingRow, NodeFacts, bad_nodes, fold, judged
 from tools.doctor.names import resolve
 from tools.doctor.node import MEASURE_S, ExaminedNode
@@ -72,32 +71,30 @@ def alone(situation: DoctorContext, groups: Sequence[str], deadline: Deadline) -
 
 def first(situation: DoctorContext, groups: Sequence[str], deadline: Deadline, meeting_s: float) -> Result:
     """The first of several nodes: gathers the others, asks, judges. Raises nothing that a node can cause."""
-    node, mailbox = ExaminedNode(situation, groups, deadline), Mailbox(situation.run_dir)
+    node = ExaminedNode(situation, groups, deadline)
     hub = None
     try:
         mine = node.check_node()
-        mailbox.ask()
-        mailbox.put(0, mine.node, {"rank": 0, "seen": mine.to_json(), "error": ""})
         try:
             hub = Hub.open(ports_of(situation), situation.session)
         except MeetingError as error:
             found = [(mine.node, judged("meeting", "listening", "wrong", str(error), "a port", "export MASTER_PORT"))]
             return _result([mine], [*found, *_compare([mine], groups)], [mine.node], situation)
-        seen, found = gather(hub, mailbox, mine, situation, deadline.left_s(meeting_s))
-        offsets = _rounds(hub, node, mailbox, seen, groups)
+        seen, found = gather(hub, mine, situation, deadline.left_s(meeting_s))
+        offsets = _rounds(hub, node, seen, groups)
         if collectives.GROUP in groups:
             found += _collectives(seen, node, hub)
         names_of = {one.rank: one.node for one in seen}
         found += [(names_of[rank], left(why)) for rank, why in hub.lost.items()]
         if clocks.GROUP in groups:
-            found += clocks.evaluate(offsets, seen, situation)
+            found += clocks.evaluate(offsets, seen)
         everyone = [names_of.get(rank, situation.name_of(rank)) for rank in range(situation.nodes)]
         result = _result(seen, [*found, *_compare(seen, groups)], everyone, situation)
         hub.close({"do": "bye"})
         return result
     finally:
         node.close()
-        mailbox.clear()
+        sharing.clear(situation.run_dir)
         if hub is not None:
             hub.close({"do": "bye"})
 
@@ -107,21 +104,20 @@ def other(situation: DoctorContext, groups: Sequence[str], deadline: Deadline, m
 
     The outcome is the first node's: here a failure would only end it, under srun --kill-on-bad-exit.
     """
-    node, mailbox = ExaminedNode(situation, groups, deadline), Mailbox(situation.run_dir)
+    node = ExaminedNode(situation, groups, deadline)
     try:
         seen = node.check_node()
-        wire = come(situation, seen, mailbox, deadline.left_s(meeting_s + PATIENCE_S))
-        if wire is not None:
-            serve(wire, node.answers, deadline.left_s())
+        wire = come(situation, seen, deadline.left_s(meeting_s + PATIENCE_S))
+        serve(wire, node.answers, deadline.left_s())
     finally:
         node.close()
 
 
 def _rounds(
-    hub: Hub, node: ExaminedNode, mailbox: Mailbox, seen: Sequence[NodeFacts], groups: Sequence[str]
+    hub: Hub, node: ExaminedNode, seen: Sequence[NodeFacts], groups: Sequence[str]
 ) -> dict[int, tuple[float, float]]:
     """Ask all to look around; the answers become facts. Returns the clocks' offsets by rank."""
-    nonce = mailbox.nonce
+    nonce = secrets.token_hex(8)
     with _locked(node.situation, nonce):
         question = {"do": "around", "nonce": nonce, "nodes": [_card(one) for one in seen]}
         for rank, answer in _ask(hub, node, question).items():

@@ -36,16 +36,14 @@ def token_path(run_dir: Path, rank: int) -> Path:
 
 
 def check_node(situation: DoctorContext) -> NodeCheck:
-    """Facts: "token" that this node's file holds, "kind" of the file system, "server_ahead_s" by a file's time."""
+    """Facts: "token" that this node's file holds."""
     if situation.run_dir is None:
         return NodeCheck(findings=[judged(GROUP, "shared folder", "not checked", "no --run_dir was given")])
     folder = folder_of(situation.run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         token = secrets.token_hex(8)
-        before = situation.clock()
         replace_file(token_path(situation.run_dir, situation.rank), token.encode())
-        ahead = token_path(situation.run_dir, situation.rank).stat().st_mtime - (before + situation.clock()) / 2
     except OSError as error:
         found = f"{situation.run_dir} cannot be written: {error.strerror or error}"
         fix = "mount the shared folder here, or use another --run_dir"
@@ -58,7 +56,7 @@ def check_node(situation: DoctorContext) -> NodeCheck:
             found = f"rename, fsync, hard link, exclusive create and flock work ({kind})"
             findings = [judged(GROUP, "operations", "ok", found)]
         findings.append(_speed(scratch))
-    return NodeCheck(findings=findings, facts={"token": token, "kind": kind, "server_ahead_s": ahead})
+    return NodeCheck(findings=findings, facts={"token": token})
 
 
 def file_system(path: Path) -> str:

@@ -4,6 +4,7 @@ Each node reads what a few others wrote (the first node's, and the next two rank
 number of nodes.
 """
 
+import contextlib
 import fcntl
 import os
 import time
@@ -39,6 +40,17 @@ def race_path(run_dir: Path, nonce: str) -> Path:
 def lock_path(run_dir: Path, nonce: str) -> Path:
     """The file that the first node has locked."""
     return folder_of(run_dir) / f"lock-{nonce}"
+
+
+def clear(run_dir: Path | None) -> None:
+    """The first node, at the end: what the examination wrote goes."""
+    if run_dir is None:
+        return
+    with contextlib.suppress(OSError):
+        for pattern in ("token-*", "race-*", "lock-*"):
+            for path in folder_of(run_dir).glob(pattern):
+                path.unlink(missing_ok=True)
+        folder_of(run_dir).rmdir()
 
 
 def around(question: Mapping[str, Any], situation: DoctorContext) -> dict[str, Any]:

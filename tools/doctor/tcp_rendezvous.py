@@ -18,7 +18,6 @@ from typing import Any
 from parallel.schema import JSON
 from parallel.untrusted import parse_json
 from tools.doctor.context import DoctorContext
-from tools.doctor.file_rendezvous import Mailbox
 from tools.doctor.finding import Finding, NodeFacts, judged
 from tools.doctor.names import resolve
 
@@ -200,19 +199,9 @@ class Hub:
         self.listener.close()
 
 
-def join(
-    addresses: Callable[[], Sequence[str]],
-    candidates: Sequence[int],
-    hello: Message,
-    limit_s: float,
-    idle: Callable[[str], None],
-) -> Wire:
-    """The other nodes' side: find the hub that answers with our session. Raises MeetingError with the last refusals.
-
-    ``idle`` is called between rounds with what went wrong so far.
-    """
+def join(addresses: Callable[[], Sequence[str]], candidates: Sequence[int], hello: Message, limit_s: float) -> Wire:
+    """The other nodes' side: find the hub that answers with our session. Raises MeetingError with the last refusals."""
     end = time.monotonic() + limit_s
-    errors = ""
     while True:
         refusals = []
         try:
@@ -230,7 +219,6 @@ def join(
         errors = ", ".join(dict.fromkeys(refusals))
         if found_at:
             errors = f"{' and '.join(found_at)} port {candidates[0]} ff.: {errors}"
-        idle(errors)
         if time.monotonic() > end:
             raise MeetingError(errors)
         time.sleep(0.2)
@@ -264,11 +252,7 @@ def serve(wire: Wire, answers: Mapping[str, Callable[[Message], Message]], limit
             raise MeetingError(f"the first node has gone: {error}") from None
 
 
-# ---- who comes to the meeting, over the network or through the shared folder, and who does not
-
-
-class _EndedError(Exception):
-    """The first node has ended its examination."""
+# ---- who comes to the meeting, and who does not
 
 
 def ports_of(situation: DoctorContext) -> list[int]:
@@ -277,61 +261,29 @@ def ports_of(situation: DoctorContext) -> list[int]:
     return ports(situation.master[1], situation.is_agents_port)
 
 
-def come(situation: DoctorContext, seen: NodeFacts, mailbox: Mailbox, limit_s: float) -> Wire | None:
-    """Come to the first node, and meanwhile leave in the shared folder what is known, and why it does not answer.
-
-    None where it has ended without this node's coming, having read what was left. Raises MeetingError.
-    """
+def come(situation: DoctorContext, seen: NodeFacts, limit_s: float) -> Wire:
+    """Come to the first node with what is known of this one. Raises MeetingError."""
     assert situation.master is not None
-    address, seen_so_far = situation.master[0], seen.to_json()
-    notes: list[tuple[str, str]] = []
-
-    def leave(error: str) -> None:
-        asked = mailbox.asked()
-        if notes and notes[-1][0] and not asked:
-            raise _EndedError
-        if notes[-1:] != [(asked, error)]:
-            mailbox.put(seen.rank, seen.node, {"rank": seen.rank, "seen": seen_so_far, "error": error})
-            notes.append((asked, error))
-
-    leave("")
-    hello = {"session": situation.session, "rank": seen.rank, "seen": seen_so_far}
-    try:
-        return join(lambda: resolve(address), ports_of(situation), hello, limit_s, leave)
-    except _EndedError:
-        return None
+    address = situation.master[0]
+    hello = {"session": situation.session, "rank": seen.rank, "seen": seen.to_json()}
+    return join(lambda: resolve(address), ports_of(situation), hello, limit_s)
 
 
 def gather(
-    hub: Hub, mailbox: Mailbox, mine: NodeFacts, situation: DoctorContext, limit_s: float
+    hub: Hub, mine: NodeFacts, situation: DoctorContext, limit_s: float
 ) -> tuple[list[NodeFacts], list[tuple[str, Finding]]]:
     """Who came, in the order of ranks; and findings about who did not."""
     others = range(1, situation.nodes)
     brought = hub.gather(others, limit_s)
-    letters = mailbox.answers() if len(brought) < len(others) else {}
-    seen, found = [mine], []
-    cut_off = [rank for rank in others if rank not in brought and rank in letters]
-    if len(others) > 1 and not brought and not letters:
-        return seen, [("", _no_answers(len(others), limit_s))]
-    for rank in others:
-        if rank in brought or rank in letters:
-            seen.append(NodeFacts.from_json((brought if rank in brought else letters)[rank]["seen"]))
-        else:
-            found.append((situation.name_of(rank), _absent(limit_s)))
-    if cut_off and len(cut_off) == len(others) > 1:
-        text = f"no other node reaches it: {letters[cut_off[0]]['error']}"
-        fix = "leave this node out, or choose another address with MASTER_ADDR"
-        found.append((mine.node, judged("meeting", "network", "wrong", text, "connections", fix)))
-        cut_off = []
-    for one in (one for one in seen if one.rank in cut_off):
-        found.append((one.node, _cut_off(letters[one.rank]["error"])))
-    if not found:
-        found = [("", judged("meeting", "arrived", "ok", f"all {situation.nodes} nodes, over the network"))]
-    return seen, found
+    if len(others) > 1 and not brought:
+        return [mine], [("", _no_answers(len(others), limit_s))]
+    seen = [mine, *(NodeFacts.from_json(brought[rank]["seen"]) for rank in others if rank in brought)]
+    found = [(situation.name_of(rank), _absent(limit_s)) for rank in others if rank not in brought]
+    return seen, found or [("", judged("meeting", "arrived", "ok", f"all {situation.nodes} nodes, over the network"))]
 
 
 def _absent(limit_s: float) -> Finding:
-    fix = "read its log; is the node up, does its process start, does it see the checkout and the network?"
+    fix = "its log says why it does not reach the first node; without one: is the node up, does it see the checkout?"
     found = f"did not arrive within {limit_s:.0f} s"
     return judged("meeting", "arrived", "wrong", found, "a process on every node", fix)
 
@@ -341,12 +293,6 @@ def _no_answers(count: int, limit_s: float) -> Finding:
     fix = "start one process on each node (srun --ntasks-per-node=1); can they reach MASTER_ADDR and MASTER_PORT?"
     found = f"none of the {count} other nodes arrived within {limit_s:.0f} s"
     return judged("meeting", "arrived", "wrong", found, "a process on every node", fix, setting=True)
-
-
-def _cut_off(error: str) -> Finding:
-    found = f"came through the shared folder only: {error}"
-    fix = "repair this node's network, or name its interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"
-    return judged("meeting", "network", "wrong", found, "a connection to the first node", fix)
 
 
 def left(why: str) -> Finding:
