@@ -6,6 +6,7 @@ between pipeline chunks, and places the chunks itself. Its deprecated sibling GP
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from models.layers.spec import provider, stack_spec, with_own_attention
 from models.layers.token_counts import no_step, set_token_counts
 from models.owned_fields import RECOMPUTED_BY_TRANSFORMER_ENGINE
 from models.rope import inv_freq
+from models.shape_fields import Part, megatron_settings
 from models.shapes import GPTShape
 from models.sublayers import (
     bf16_sublayers,
@@ -194,9 +196,7 @@ def transformer_config(
     transformer_engine: blocks are made of its modules. fusions, fine_grained: as in ``build``.
     """
     settings = {
-        **_block_settings(shape),
-        **_latent_settings(shape),
-        **_mamba_settings(shape),
+        **_shape_settings(shape),
         **_expert_settings(shape, parallel, ranks, fusions),
         **_parallel_settings(parallel, ranks),
         **_recompute_settings(shape, recompute, transformer_engine),
@@ -229,35 +229,32 @@ def transformer_config(
     return config
 
 
-def _block_settings(shape: GPTShape) -> dict[str, Any]:
-    """The architecture, but for latent attention and experts. Lists have an entry for each of mcore's sublayers."""
-    settings: dict[str, Any] = {
+def _has(shape: GPTShape, part: Part) -> bool:
+    """Whether megatron-core is told the fields of ``part``."""
+    return {
+        "blocks": True,
+        "latent": shape.multi_latent_attention,
+        "mamba": "M" in shape.hybrid_layer_pattern,
+        "delta_net": any(shape.linear_blocks),
+        "experts": shape.num_moe_experts > 0,
+        "mtp": shape.mtp_num_layers > 0,
+    }[part]
+
+
+def _shape_settings(shape: GPTShape) -> dict[str, Any]:
+    """The architecture. Lists have an entry for each of mcore's sublayers."""
+    settings: dict[str, Any] = megatron_settings(shape, partial(_has, shape)) | {
         "num_layers": num_sublayers(shape),
         "is_hybrid_model": True,  # scales output projections by sqrt(num_layers) = sqrt(2 blocks), as GPT does
-        "hidden_size": shape.hidden_size,
-        "ffn_hidden_size": shape.ffn_hidden_size,
-        # mcore wants heads that TP divides of every model: where nothing attends, those of the mixers do
-        "num_attention_heads": shape.num_attention_heads if shape.has_attention else _mixer_heads(shape),
-        "num_query_groups": shape.num_query_groups if shape.has_attention else _mixer_heads(shape),
-        "kv_channels": shape.kv_channels,
-        "normalization": shape.normalization,
-        "layernorm_epsilon": shape.norm_epsilon,
         "gated_linear_unit": shape.gated,
         "activation_func": ACTIVATIONS[shape.activation].function(),
-        "add_bias_linear": shape.add_bias_linear,
-        "add_qkv_bias": shape.add_qkv_bias,
-        "layernorm_zero_centered_gamma": shape.layernorm_zero_centered_gamma,
         "qk_layernorm": shape.qk_layernorm and not shape.qk_layernorm_full_width,
-        "attention_output_gate": shape.attention_output_gate,
-        "softmax_scale": shape.softmax_scale or None,
-        "softmax_type": shape.softmax_type,
-        "rotary_interleaved": shape.rotary_interleaved,
-        "activation_func_clamp_value": shape.activation_func_clamp_value or None,
-        "glu_linear_offset": shape.glu_linear_offset,
-        "hidden_dropout": shape.hidden_dropout,
-        "attention_dropout": shape.attention_dropout,
-        "init_method_std": shape.init_method_std,
     }
+    if not shape.has_attention:  # mcore wants heads that TP divides of every model: those of the mixers do
+        heads = shape.linear_num_key_heads if any(shape.linear_blocks) else shape.mamba_heads
+        settings |= {"num_attention_heads": heads, "num_query_groups": heads}
+    if "M" in shape.hybrid_layer_pattern:
+        settings["mamba_num_heads"] = shape.mamba_heads
     if any(shape.window_blocks):
         settings |= {
             "window_size": shape.window_size,
@@ -265,55 +262,10 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         }
     if any(shape.no_rope_blocks):
         settings["no_rope_freq"] = per_sublayer(shape, shape.no_rope_blocks)
-    if shape.mtp_num_layers:
-        settings |= {
-            "mtp_num_layers": shape.mtp_num_layers,
-            "mtp_loss_scaling_factor": shape.mtp_loss_scaling_factor,
-        }
+    if shape.multi_latent_attention:  # it makes its own rotary embedding
+        yarn = shape.rope_scaling == "yarn"
+        settings |= {"rope_type": "yarn"} if yarn else {"rope_type": "rope", "rotary_scaling_factor": 1.0}
     return settings
-
-
-def _mixer_heads(shape: GPTShape) -> int:
-    return shape.linear_num_key_heads if any(shape.linear_blocks) else shape.mamba_heads
-
-
-def _latent_settings(shape: GPTShape) -> dict[str, Any]:
-    """Of latent attention, which makes its own rotary embedding."""
-    if not shape.multi_latent_attention:
-        return {}
-    return {
-        "multi_latent_attention": True,
-        "q_lora_rank": shape.q_lora_rank or None,
-        "kv_lora_rank": shape.kv_lora_rank,
-        "qk_head_dim": shape.qk_head_dim,
-        "qk_pos_emb_head_dim": shape.qk_pos_emb_head_dim,
-        "v_head_dim": shape.v_head_dim,
-        "rope_type": "yarn" if shape.rope_scaling == "yarn" else "rope",
-        "rotary_base": shape.rotary_base,
-        "rotary_percent": shape.rotary_percent,
-        "rotary_scaling_factor": shape.rope_scaling_factor if shape.rope_scaling == "yarn" else 1.0,
-        "original_max_position_embeddings": shape.rope_original_max_position_embeddings,
-        "beta_fast": shape.yarn_beta_fast,
-        "beta_slow": shape.yarn_beta_slow,
-        "mscale": shape.mscale,
-        "mscale_all_dim": shape.mscale_all_dim,
-    }
-
-
-def _mamba_settings(shape: GPTShape) -> dict[str, Any]:
-    """Of Mamba-2 mixers and gated delta nets."""
-    settings: dict[str, Any] = {}
-    if any(shape.linear_blocks):
-        names = ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
-        settings = {f"linear_{name}": getattr(shape, f"linear_{name}") for name in names}
-    if "M" not in shape.hybrid_layer_pattern:
-        return settings
-    return settings | {
-        "mamba_state_dim": shape.mamba_state_dim,
-        "mamba_head_dim": shape.mamba_head_dim,
-        "mamba_num_groups": shape.mamba_num_groups,
-        "mamba_num_heads": shape.mamba_heads,
-    }
 
 
 def _expert_settings(
@@ -322,27 +274,10 @@ def _expert_settings(
     if not shape.num_moe_experts:
         return {}
     return {
-        "num_moe_experts": shape.num_moe_experts,
         "moe_layer_freq": [int(symbol == "E") for symbols in shape.blocks for symbol in symbols],
         "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
-        "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
-        "moe_shared_expert_gate": shape.moe_shared_expert_gate,
-        "moe_apply_probs_on_input": shape.moe_apply_probs_on_input,
-        "moe_router_topk": shape.moe_router_topk,
-        "moe_router_score_function": shape.moe_router_score_function,
-        "moe_router_pre_softmax": shape.moe_router_pre_softmax,
-        "moe_router_num_groups": shape.moe_router_num_groups or None,
-        "moe_router_group_topk": shape.moe_router_group_topk or None,
-        "moe_router_topk_scaling_factor": shape.moe_router_topk_scaling_factor,
         "moe_router_enable_expert_bias": shape.moe_router_enable_expert_bias and not _biased_softmax(shape),
-        "moe_router_bias_update_rate": shape.moe_router_bias_update_rate,
-        "moe_router_load_balancing_type": shape.moe_router_load_balancing_type,
         "moe_router_dtype": "fp32",  # which expert is best must not depend on rounding to bf16
-        "moe_aux_loss_coeff": shape.moe_aux_loss_coeff,
-        "moe_z_loss_coeff": shape.moe_z_loss_coeff or None,
-        "moe_expert_capacity_factor": shape.moe_expert_capacity_factor or None,
-        "moe_pad_expert_input_to_capacity": shape.moe_pad_expert_input_to_capacity,
-        "moe_token_drop_policy": shape.moe_token_drop_policy,
         "moe_token_dispatcher_type": parallel.moe_token_dispatcher_type,
         "moe_grouped_gemm": "moe_grouped_gemm" in fusions,
         "moe_permute_fusion": "moe_permute_fusion" in fusions,

@@ -1,5 +1,7 @@
 """Fields of megatron-core's TransformerConfig that model.megatron does not take."""
 
+from models.shape_fields import MEGATRON_NAMES, declared
+
 RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
 """train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
 UNSUPPORTED = {
@@ -13,160 +15,28 @@ UNSUPPORTED = {
 }
 """Fields of mcore's that would fail late, or change nothing."""
 
-OWNED = frozenset(
-    {
-        "bias_activation_fusion",
-        "apply_rope_fusion",
-        "cross_entropy_loss_fusion",
-        "cross_entropy_fusion_impl",
-        "gradient_accumulation_fusion",
-        "attention_backend",
-        "deterministic_mode",
-        "tp_comm_overlap",
-        "cuda_graph_impl",
-        "cuda_graph_modules",
-        "cuda_graph_scope",
-        "moe_grouped_gemm",
-        "moe_permute_fusion",
-        "moe_router_fusion",
-        "moe_shared_expert_overlap",
-        "num_layers",
-        "hidden_size",
-        "ffn_hidden_size",
-        "num_attention_heads",
-        "num_query_groups",
-        "kv_channels",
-        "normalization",
-        "layernorm_epsilon",
-        "layernorm_zero_centered_gamma",
-        "activation_func",
-        "gated_linear_unit",
-        "add_bias_linear",
-        "add_qkv_bias",
-        "qk_layernorm",
-        "softmax_type",
-        "activation_func_clamp_value",
-        "glu_linear_offset",
-        "hidden_dropout",
-        "attention_dropout",
-        "init_method_std",
-        "init_method",
-        "output_layer_init_method",
-        "embedding_init_method",
-        "embedding_init_method_std",
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "context_parallel_size",
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "sequence_parallel",
-        "params_dtype",
-        "pipeline_dtype",
-        "bf16",
-        "fp16",
-        "fp8",
-        "fp8_recipe",
-        "fp8_param",
-        "fp4",
-        "fp4_recipe",
-        "first_last_layers_bf16",
-        "num_layers_at_start_in_bf16",
-        "num_layers_at_end_in_bf16",
-        "autocast_dtype",
-        "enable_autocast",
-        "recompute_granularity",
-        "recompute_method",
-        "recompute_num_layers",
-        "recompute_modules",
-        "distribute_saved_activations",
-        "fine_grained_activation_offloading",
-        "offload_modules",
-        "min_offloaded_tensor_size",
-        "activation_offload_fraction",
-        "delta_offload_bytes_across_pp_ranks",
-        "calculate_per_token_loss",
-        "finalize_model_grads_func",
-        "grad_scale_func",
-        "moe_grad_scale_func",
-        "grad_sync_func",
-        "no_sync_func",
-        "param_sync_func",
-        "overlap_p2p_comm",
-        "batch_p2p_comm",
-        "use_cpu_initialization",
-        "perform_initialization",
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-        "pipeline_model_parallel_layout",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-        "deallocate_pipeline_outputs",
-        "variable_seq_lengths",
-        "is_hybrid_model",
-        "num_moe_experts",
-        "multi_latent_attention",
-        "moe_ffn_hidden_size",
-        "moe_shared_expert_intermediate_size",
-        "moe_shared_expert_gate",
-        "moe_apply_probs_on_input",
-        "qk_l2_norm",
-        "moe_router_topk",
-        "moe_router_score_function",
-        "moe_router_pre_softmax",
-        "moe_router_num_groups",
-        "moe_router_group_topk",
-        "moe_router_topk_limited_devices",
-        "moe_router_topk_scaling_factor",
-        "moe_router_enable_expert_bias",
-        "moe_router_bias_update_rate",
-        "moe_router_load_balancing_type",
-        "moe_aux_loss_coeff",
-        "moe_z_loss_coeff",
-        "moe_expert_capacity_factor",
-        "moe_pad_expert_input_to_capacity",
-        "moe_token_drop_policy",
-        "moe_token_dispatcher_type",
-        "moe_router_dtype",
-        "mamba_state_dim",
-        "mamba_head_dim",
-        "mamba_num_groups",
-        "mamba_num_heads",
-        "mtp_num_layers",
-        "mtp_loss_scaling_factor",
-        "mtp_use_repeated_layer",
-        "mtp_hybrid_override_pattern",
-        "q_lora_rank",
-        "kv_lora_rank",
-        "qk_head_dim",
-        "qk_pos_emb_head_dim",
-        "v_head_dim",
-        "rope_type",
-        "rotary_base",
-        "rotary_interleaved",
-        "softmax_scale",
-        "rotary_percent",
-        "rotary_scaling_factor",
-        "original_max_position_embeddings",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "cp_comm_type",
-        "experimental_attention_variant",
-        "window_size",
-        "window_attn_skip_freq",
-        "no_rope_freq",
-        "moe_layer_freq",
-        "linear_attention_freq",
-        "attention_output_gate",
-        "linear_conv_kernel_dim",
-        "linear_key_head_dim",
-        "linear_value_head_dim",
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-    }
-)
+OWNED = frozenset(f"""
+    {" ".join(MEGATRON_NAMES.values())} {" ".join(name for name, _ in declared())}
+    activation_func gated_linear_unit
+    init_method output_layer_init_method embedding_init_method embedding_init_method_std perform_initialization
+    use_cpu_initialization is_hybrid_model rope_type linear_conv_kernel_dim experimental_attention_variant
+    mtp_use_repeated_layer mtp_hybrid_override_pattern moe_router_topk_limited_devices moe_router_dtype
+    moe_token_dispatcher_type moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap
+    bias_activation_fusion apply_rope_fusion cross_entropy_loss_fusion cross_entropy_fusion_impl
+    gradient_accumulation_fusion attention_backend deterministic_mode tp_comm_overlap
+    cuda_graph_impl cuda_graph_modules cuda_graph_scope
+    tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size
+    context_parallel_size expert_model_parallel_size expert_tensor_parallel_size sequence_parallel cp_comm_type
+    num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage pipeline_model_parallel_layout
+    account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+    overlap_p2p_comm batch_p2p_comm deallocate_pipeline_outputs variable_seq_lengths
+    params_dtype pipeline_dtype bf16 fp16 fp8 fp8_recipe fp8_param fp4 fp4_recipe autocast_dtype enable_autocast
+    first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16
+    recompute_granularity recompute_method recompute_num_layers recompute_modules distribute_saved_activations
+    fine_grained_activation_offloading offload_modules min_offloaded_tensor_size activation_offload_fraction
+    delta_offload_bytes_across_pp_ranks calculate_per_token_loss finalize_model_grads_func
+    grad_scale_func moe_grad_scale_func grad_sync_func no_sync_func param_sync_func
+""".split())  # fmt: skip
 """Fields of mcore's TransformerConfig that Triplane's own fields set, whose change our own initial weights, schedule
 or checkpoints would not follow, or that would be silently wrong: integer frequencies count sublayers, the
 native fused cross entropy rounds its gradient to bf16."""

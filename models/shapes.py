@@ -6,125 +6,16 @@ a letter of the pattern.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
-from models.activations import ACTIVATIONS, ActivationName
+from models.activations import ACTIVATIONS
 from models.frequencies import per_block
-from models.norms import Normalization
+from models.shape_fields import ShapeFields
 from models.symbols import ATTENTIONS
-
-PositionEmbedding = Literal["rope", "learned_absolute", "none"]
-RopeScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
-NormPlacement = Literal["pre", "post", "both"]
-SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
-LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class GPTShape:
-    """One architecture with nothing left open. Fields mean what ``ModelConfig`` says of the same names."""
-
-    num_layers: int
-    hidden_size: int
-    ffn_hidden_size: int
-    num_attention_heads: int
-    num_query_groups: int
-    kv_channels: int
-    vocab_size: int
-    normalization: Normalization
-    activation: ActivationName
-    add_bias_linear: bool
-    position_embedding_type: PositionEmbedding
-    max_position_embeddings: int
-    untie_embeddings_and_output_weights: bool
-    hidden_dropout: float
-    attention_dropout: float
-    norm_epsilon: float = 1e-5
-    add_qkv_bias: bool = False
-    attention_out_bias: bool = False
-    mlp_bias: bool = False
-    norm_placement: NormPlacement = "pre"
-    layernorm_zero_centered_gamma: bool = False
-    qk_layernorm: bool = False
-    qk_layernorm_full_width: bool = False
-    parallel_residual: bool = False
-    residual_multiplier: float = 1.0
-    embedding_multiplier: float = 1.0
-    logits_scaling: float = 1.0
-    final_logit_softcapping: float = 0.0
-    attn_logit_softcapping: float = 0.0
-    softmax_scale: float = 0.0
-    qk_l2_norm: bool = False
-    softmax_type: SoftmaxType = "vanilla"
-    activation_func_clamp_value: float = 0.0
-    glu_linear_offset: float = 0.0
-    rotary_base: float = 10_000
-    rotary_base_local: float = 0
-    rotary_interleaved: bool = False
-    rotary_percent: float = 1.0
-    rope_scaling: RopeScaling = "none"
-    rope_scaling_factor: float = 1.0
-    rope_low_freq_factor: float = 1.0
-    rope_high_freq_factor: float = 4.0
-    rope_original_max_position_embeddings: int = 8192
-    rope_attention_factor: float = 0.0
-    rope_short_factor: tuple[float, ...] = ()
-    rope_long_factor: tuple[float, ...] = ()
-    yarn_beta_fast: float = 32.0
-    yarn_beta_slow: float = 1.0
-    yarn_correction_range_round_to_int: bool = True
-    mscale: float = 1.0
-    mscale_all_dim: float = 0.0
-    no_rope_freq: str = "0"
-    window_size: tuple[int, int] = (-1, 0)
-    window_attn_skip_freq: str = "0"
-    attention_chunk_size: int = 0
-    attn_scale: float = 0.0
-    attn_scale_all_blocks: bool = False
-    floor_scale: int = 8192
-    multi_latent_attention: bool = False
-    q_lora_rank: int = 0
-    kv_lora_rank: int = 512
-    qk_head_dim: int = 128
-    qk_pos_emb_head_dim: int = 64
-    v_head_dim: int = 128
-    latent_norm_epsilon: float = 0.0
-    num_moe_experts: int = 0
-    moe_layer_freq: str = "1"
-    moe_ffn_hidden_size: int = 0
-    moe_shared_expert_intermediate_size: int = 0
-    moe_shared_expert_gate: bool = False
-    moe_apply_probs_on_input: bool = False
-    moe_router_topk: int = 2
-    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
-    moe_router_pre_softmax: bool = False
-    moe_router_num_groups: int = 0
-    moe_router_group_topk: int = 0
-    moe_router_topk_scaling_factor: float = 1.0
-    moe_router_enable_expert_bias: bool = False
-    moe_router_bias_update_rate: float = 1e-3
-    moe_router_load_balancing_type: LoadBalancing = "none"
-    moe_aux_loss_coeff: float = 0.0
-    moe_z_loss_coeff: float = 0.0
-    moe_expert_capacity_factor: float = 0.0
-    moe_pad_expert_input_to_capacity: bool = False
-    moe_token_drop_policy: Literal["probs", "position"] = "probs"
-    hybrid_layer_pattern: str = ""
-    mamba_state_dim: int = 128
-    mamba_head_dim: int = 64
-    mamba_num_groups: int = 8
-    mamba_num_heads: int = 0
-    attention_output_gate: bool = False
-    linear_attention_freq: str = "0"
-    linear_key_head_dim: int = 128
-    linear_value_head_dim: int = 128
-    linear_num_key_heads: int = 16
-    linear_num_value_heads: int = 32
-    mtp_num_layers: int = 0
-    mtp_loss_scaling_factor: float = 0.1
-    init_method_std: float = 0.02
-    make_vocab_size_divisible_by: int = 128
-    hf_model_type: str = ""
+class GPTShape(ShapeFields):
+    """One architecture with nothing left open: its fields (models/shape_fields.py), and what follows from them."""
 
     @property
     def qkv_bias(self) -> bool:

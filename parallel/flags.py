@@ -60,9 +60,9 @@ source = functools.cache(inspect.getsource)
 def field_docs(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass and of those it inherits from, on one line."""
     found = {}
-    for each in reversed(kind.__mro__):
+    for each in reversed(kind.__mro__):  # one that is made by dataclasses.make_dataclass says who documents its fields
         if dataclasses.is_dataclass(each):
-            [body] = ast.parse(textwrap.dedent(source(each))).body
+            [body] = ast.parse(textwrap.dedent(source(getattr(each, "documented", each)))).body
             assert isinstance(body, ast.ClassDef)
             for field, below in itertools.pairwise(body.body):
                 if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):

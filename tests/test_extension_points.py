@@ -94,7 +94,7 @@ def test_an_activation_takes_an_entry(prepared: Prepared, tmp_path: Path, monkey
     monkeypatch.setitem(ACTIVATIONS, "reglu", Activation(function=lambda: torch.relu, gated=True))
     allow(monkeypatch, ModelConfig, "activation", "reglu")
     config = configured(tmp_path, "--model.activation", "reglu")
-    assert gpt._block_settings(resolve(config.model, 257))["activation_func"] is torch.relu
+    assert gpt._shape_settings(resolve(config.model, 257))["activation_func"] is torch.relu
     lines = runs.train(prepared, config, 1)
     assert lines[-1]["loss"] < lines[0]["loss"]
 

@@ -17,9 +17,10 @@ from models.families.base import (
 )
 from models.hf.block_parts import rotary
 from models.hf.config_parts import COUNT, TOKENS, freq, tied
-from models.hf.keys import Architecture, Config, Span, Unsupported, pop_number
+from models.hf.keys import Architecture, Config, Unsupported, pop_number
 from models.hf.row_layouts import Table, unsqueezed
 from models.shapes import GPTShape
+from models.spans import Span
 
 PUBLISHED: dict[str, GPTShape] = {
     # https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Base-PT; "ERNIE 4.5 Technical Report", section 2: experts chosen by

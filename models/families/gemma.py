@@ -18,9 +18,10 @@ from models.families.base import (
 )
 from models.hf.block_parts import layer_windows, read_softcap, rotary_by_window
 from models.hf.config_parts import heads, tied
-from models.hf.keys import HEADS, Architecture, Config, Span, Unsupported, pop_number
+from models.hf.keys import Architecture, Config, Unsupported, pop_number
 from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
+from models.spans import HEADS, Span
 
 
 def _gemma(num_layers: int, hidden_size: int, ffn_hidden_size: int, heads: tuple[int, int], **changes: Any) -> GPTShape:

@@ -17,9 +17,10 @@ from models.families.base import (
 )
 from models.hf.block_parts import rotary
 from models.hf.config_parts import TOKENS, WHOLE, freq, tied
-from models.hf.keys import Architecture, Config, Span, Unsupported, pop_number, take_bool, take_list
+from models.hf.keys import Architecture, Config, Unsupported, pop_number, take_bool, take_list
 from models.hf.row_layouts import Table, fused_experts, same, stacked
 from models.shapes import GPTShape
+from models.spans import Span
 
 
 def _llama4(num_moe_experts: int, **changes: Any) -> GPTShape:

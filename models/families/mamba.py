@@ -5,10 +5,11 @@ from typing import Any
 
 from models.families.base import llama, tiny
 from models.hf.config_parts import tied
-from models.hf.keys import HEADS, Architecture, Config, Unsupported, pop_number
+from models.hf.keys import Architecture, Config, Unsupported, pop_number
 from models.hf.row_layouts import Table, same, unsqueezed
 from models.hf.row_layouts import vocabulary as vocab
 from models.shapes import GPTShape
+from models.spans import HEADS
 
 
 def _mamba2(num_layers: int, hidden_size: int) -> GPTShape:

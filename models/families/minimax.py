@@ -17,9 +17,10 @@ from models.families.base import (
 from models.families.mistral import MIXTRAL_EXPERTS
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
-from models.hf.keys import HEADS, Architecture, Config, Unsupported, is_one_of
+from models.hf.keys import Architecture, Config, Unsupported, is_one_of
 from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
+from models.spans import HEADS
 
 PUBLISHED: dict[str, GPTShape] = {
     # https://huggingface.co/MiniMaxAI/MiniMax-M2: one norm over all queries and one over all keys, half of each head's

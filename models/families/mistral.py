@@ -19,9 +19,10 @@ from models.families.base import (
 from models.hf import rope
 from models.hf.block_parts import layer_windows
 from models.hf.config_parts import read_mixtral, tied, window, write_mixtral
-from models.hf.keys import Architecture, Config, Span, Unsupported
+from models.hf.keys import Architecture, Config, Unsupported
 from models.hf.row_layouts import Table, experts, same
 from models.shapes import GPTShape
+from models.spans import Span
 
 
 def _mixtral(

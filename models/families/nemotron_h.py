@@ -6,9 +6,11 @@ from typing import Any
 from models.families.base import llama, tiny
 from models.families.mamba import MAMBA_WHOLE, MIXER, read_mixer
 from models.hf.config_parts import COUNT, heads, tied
-from models.hf.keys import SPANS, WIDTH, Architecture, Config, Unsupported, pop_number, take_list
+from models.hf.keys import Architecture, Config, Unsupported, pop_number, take_list
 from models.hf.row_layouts import Table, by_group, experts, same
+from models.shape_fields import SPANS
 from models.shapes import GPTShape
+from models.spans import WIDTH
 
 
 def _nemotron_h(pattern: str, hidden_size: int, ffn_hidden_size: int, heads: int, **changes: Any) -> GPTShape:

@@ -4,19 +4,9 @@ from typing import Any
 
 from models.hf import rope
 from models.hf.config_parts import TOKENS, WHOLE, WINDOWED, skip_freq, write_window_types
-from models.hf.keys import (
-    MULTIPLIER,
-    Config,
-    Read,
-    Span,
-    Unsupported,
-    Write,
-    is_one_of,
-    pop_number,
-    take_bool,
-    take_list,
-)
+from models.hf.keys import Config, Read, Unsupported, Write, is_one_of, pop_number, take_bool, take_list
 from models.shapes import GPTShape
+from models.spans import FACTOR, Span
 
 PARTS = tuple[Read, Write]
 
@@ -221,6 +211,6 @@ def read_softcap(left: Config, key: str, default: float | None) -> float:
     cap = left.pop(key, default)
     if cap is None:
         return 0.0
-    if MULTIPLIER.problem(key, cap):
-        raise Unsupported(key, cap, f"{MULTIPLIER}, or null")
+    if FACTOR.problem(key, cap):
+        raise Unsupported(key, cap, f"{FACTOR}, or null")
     return float(cap)

@@ -4,23 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.hf import rope
-from models.hf.keys import (
-    EXPERTS,
-    HEADS,
-    MOST_EXPERTS,
-    MOST_TOKENS,
-    WIDTH,
-    Config,
-    Read,
-    Span,
-    Unsupported,
-    Write,
-    is_one_of,
-    pop_number,
-    take_bool,
-    take_list,
-)
+from models.hf.keys import Config, Read, Unsupported, Write, is_one_of, pop_number, take_bool, take_list
 from models.shapes import GPTShape
+from models.spans import EXPERTS, HEADS, MOST_EXPERTS, MOST_TOKENS, WIDTH, Span
 
 TOKENS = Span(1, MOST_TOKENS, whole=True)
 COUNT = Span(0, MOST_EXPERTS, whole=True)

@@ -3,8 +3,10 @@
 from typing import Any
 
 from models.hf.config_parts import COUNT, freq
-from models.hf.keys import MOST_WIDTH, SPANS, Config, Read, Span, Unsupported, Write, is_one_of, pop_number, take_bool
+from models.hf.keys import Config, Read, Unsupported, Write, is_one_of, pop_number, take_bool
+from models.shape_fields import SPANS
 from models.shapes import GPTShape
+from models.spans import MOST_WIDTH, Span
 
 LATENT_EPSILON = 1e-6
 """Of the norms of latents in transformers' DeepseekV2Attention and DeepseekV3Attention, and in DeepSeek's own code."""

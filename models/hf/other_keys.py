@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.hf.config_parts import WHOLE
-from models.hf.keys import MOST_TOKENS, Config, Span, is_one_of, shown
+from models.hf.keys import Config, is_one_of
+from models.spans import MOST_TOKENS, Span, shown
 
 NO_EFFECT = frozenset("""
     architectures model_type transformers_version torch_dtype dtype use_cache auto_map _name_or_path name_or_path

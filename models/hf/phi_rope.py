@@ -4,8 +4,9 @@ import math
 from typing import Any
 
 from models.hf import rope
-from models.hf.keys import MOST_TOKENS, Config, Span, Unsupported, pop_number
+from models.hf.keys import Config, Unsupported, pop_number
 from models.shapes import GPTShape
+from models.spans import MOST_TOKENS, Span
 
 ORIGINAL = Span(2, MOST_TOKENS, whole=True)
 FACTOR = Span(0, 1e6, above=True)

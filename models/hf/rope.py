@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from models.hf.keys import MOST_TOKENS, Span, Unsupported, is_number, is_one_of
+from models.hf.keys import Unsupported, is_one_of
 from models.shapes import GPTShape
+from models.spans import MOST_TOKENS, Span, is_number
 
 Known = dict[str, tuple[str, float | None]]
 """Parameters of a rope type: our field, and what it is where it is left out (None: it must be there)."""

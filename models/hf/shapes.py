@@ -13,19 +13,16 @@ from typing import Any
 
 from models.families import ARCHITECTURES
 from models.hf import rope
-from models.hf.keys import SPANS, Architecture, Config, Unsupported, is_one_of
+from models.hf.keys import Architecture, Config, Unsupported, is_one_of
 from models.hf.other_keys import NO_EFFECT, is_off, left_problems, token_problems
 from models.hf.unsupported import unsupported
+from models.shape_fields import SPANS, declared
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from models.symbols import MLPS
 from parallel.errors import UserError
 
-TRAINING_ONLY = frozenset("""
-    hidden_dropout attention_dropout init_method_std make_vocab_size_divisible_by mtp_loss_scaling_factor
-    moe_router_bias_update_rate moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff
-    moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy hf_model_type
-""".split())  # fmt: skip
+TRAINING_ONLY = frozenset(name for name, about in declared() if not about.exported)
 """Our fields that an exported model has no use for: another value is no other model."""
 
 

@@ -3,7 +3,8 @@
 import difflib
 
 from models.families import ARCHITECTURES
-from models.hf.keys import Config, shown
+from models.hf.keys import Config
+from models.spans import shown
 
 IMPOSSIBLE: dict[str, str] = {
     **dict.fromkeys(

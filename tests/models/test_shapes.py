@@ -13,6 +13,7 @@ from models.families import named
 from models.frequencies import parse_freq
 from models.owned_fields import OWNED
 from models.resolve import resolve
+from models.shape_fields import MEGATRON_NAMES
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from parallel.errors import UserError
@@ -185,7 +186,7 @@ def test_unknown_shape_is_reported_with_near_names() -> None:
         (ModelConfig(hidden_dropout=1.0), "model.hidden_dropout must be in [0, 1), found 1.0"),
         (ModelConfig(attention_dropout=-0.1), "model.attention_dropout must be in [0, 1)"),
         (ModelConfig(rotary_percent=0.0), "model.rotary_percent must be in (0, 1]"),
-        (ModelConfig(norm_epsilon=0.0), "model.norm_epsilon must be above 0"),
+        (ModelConfig(norm_epsilon=0.0), "model.norm_epsilon must be in (0, 1]"),
         (ModelConfig(make_vocab_size_divisible_by=0), "model.make_vocab_size_divisible_by must be 1 or more"),
         (ModelConfig(hidden_size=100, num_attention_heads=3), "Use hidden_size 99 or 102"),
         (ModelConfig(megatron=("num_layers=3",)), "num_layers is set by Triplane's own fields"),
@@ -317,7 +318,9 @@ def test_frequencies_are_read_and_not_evaluated() -> None:
 def test_owned_names_are_mcore_s() -> None:
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-    assert OWNED - {field.name for field in dataclasses.fields(MLATransformerConfig)} == set()
+    theirs = {field.name for field in dataclasses.fields(MLATransformerConfig)}
+    assert set(MEGATRON_NAMES.values()) <= theirs
+    assert OWNED - theirs <= {field.name for field in dataclasses.fields(GPTShape)}
 
 
 def test_pattern_and_sublayers() -> None:

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from models.hf.keys import MOST_EXPERTS
 from models.hf.row_layouts import Table
+from models.spans import MOST_EXPERTS
 from parallel.untrusted import InputError
 from tools.convert.dtypes import FLOATS
 from tools.convert.headers import TensorSpan

@@ -8,7 +8,7 @@ from typing import Any
 from data.tokenizers.base import Tokenizer, open_tokenizer
 from data.tokenizers.tokenizer_json import JsonTokenizer, TokenizerConfig
 from models.hf.files import CARRIED_BYTES, TOKENIZERS, present
-from models.hf.keys import MOST_TOKENS
+from models.spans import MOST_TOKENS
 from parallel.errors import UserError
 from parallel.schema import Foreign
 from parallel.untrusted import read_bytes, read_foreign

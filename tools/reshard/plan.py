@@ -114,7 +114,7 @@ def repadded(source: CheckpointSource, options: ReshardOptions) -> RunConfig:
             f"--vocab_size {wanted}: {source.folder} has {real} token ids, and their rows are not removed. "
             f"Use {real} or more; to change the padding alone, --make_vocab_size_divisible_by."
         )
-    multiple = options.make_vocab_size_divisible_by or source.config.model.make_vocab_size_divisible_by
+    multiple = options.make_vocab_size_divisible_by or resolve(source.config.model, None).make_vocab_size_divisible_by
     if multiple < 1:
         raise UserError(f"--make_vocab_size_divisible_by {multiple}: expected 1 or more.")
     model = dataclasses.replace(source.config.model, vocab_size=wanted, make_vocab_size_divisible_by=multiple)

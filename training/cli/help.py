@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from models.shape_fields import declared
 from parallel import output
 from parallel.flags import field_docs
 from training.config.recipe import sections
@@ -21,24 +22,7 @@ RARE = {
     "kernels": "bias_activation_fusion apply_rope_fusion cross_entropy_loss_fusion gradient_accumulation_fusion "
     "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap attention_backend "
     "tp_comm_overlap cuda_graph_impl",
-    "model": "attention_output_gate linear_attention_freq linear_key_head_dim linear_num_key_heads "
-    "linear_num_value_heads linear_value_head_dim name kv_channels norm_epsilon "
-    "add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
-    "attention_out_bias mlp_bias norm_placement layernorm_zero_centered_gamma qk_layernorm_full_width "
-    "parallel_residual residual_multiplier embedding_multiplier logits_scaling final_logit_softcapping "
-    "attn_logit_softcapping softmax_scale rotary_base_local rotary_interleaved rope_attention_factor "
-    "rope_short_factor rope_long_factor hf_model_type softmax_type hybrid_layer_pattern mamba_num_heads "
-    "mamba_head_dim mamba_num_groups mamba_state_dim moe_aux_loss_coeff attention_chunk_size "
-    "qk_l2_norm attn_scale attn_scale_all_blocks floor_scale moe_apply_probs_on_input "
-    "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
-    "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
-    "make_vocab_size_divisible_by init_method_std q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
-    "yarn_correction_range_round_to_int activation_func_clamp_value glu_linear_offset "
-    "latent_norm_epsilon moe_layer_freq moe_shared_expert_intermediate_size moe_shared_expert_gate "
-    "moe_router_score_function moe_router_pre_softmax "
-    "moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor moe_router_enable_expert_bias "
-    "moe_router_bias_update_rate moe_z_loss_coeff moe_expert_capacity_factor moe_pad_expert_input_to_capacity "
-    "moe_token_drop_policy mtp_loss_scaling_factor",
+    "model": "name " + " ".join(name for name, about in declared() if not about.common),
     "precision": "fp8_recipe fp4_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
     "fp8_param_gather fp8_shadow_interval fp8_shadow_bound fp8_shadow_stop loss_scale initial_loss_scale "
     "min_loss_scale loss_scale_window hysteresis",

@@ -12,7 +12,7 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import expert_tensor_parallel_size
 
 
-def split_problems(model: ModelConfig, shape: GPTShape, tp: int) -> list[str]:
+def split_problems(shape: GPTShape, tp: int) -> list[str]:
     """Whether every matrix that TP splits can be, with the sizes that would work."""
     by_tp = f"parallel.tensor_model_parallel_size {tp}"
     found = (_head_problems(shape, tp, by_tp) if shape.has_attention else []) + _mixer_problems(shape, tp, by_tp)
@@ -22,9 +22,9 @@ def split_problems(model: ModelConfig, shape: GPTShape, tp: int) -> list[str]:
             f"model.ffn_hidden_size {shape.ffn_hidden_size} is not divisible by {by_tp}. "
             f"Use {nearest(shape.ffn_hidden_size, tp)}."
         )
-    if model.make_vocab_size_divisible_by % tp:
+    if shape.make_vocab_size_divisible_by % tp:
         found.append(
-            f"model.make_vocab_size_divisible_by {model.make_vocab_size_divisible_by} is not divisible by "
+            f"model.make_vocab_size_divisible_by {shape.make_vocab_size_divisible_by} is not divisible by "
             f"{by_tp}, so the vocabulary cannot be split. Use {math.lcm(128, tp)}."
         )
     return found

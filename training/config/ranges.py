@@ -17,7 +17,6 @@ MOST_FLOAT = 1e12
 """Of any number with a fraction: seconds, minutes, rates, scales."""
 MOST_LOCAL_RANKS = 4096
 
-_SIZE, _COUNT, _LENGTH = 1 << 24, 1 << 16, 1 << 27
 LARGEST: dict[str, int] = {
     **dict.fromkeys(("nproc",), MOST_LOCAL_RANKS),
     **dict.fromkeys(
@@ -27,26 +26,17 @@ LARGEST: dict[str, int] = {
         MOST_RANKS,
     ),
     **dict.fromkeys(
-        ("model.num_layers", "model.mtp_num_layers", "parallel.virtual_pipeline_model_parallel_size",
-         "parallel.num_layers_in_first_pipeline_stage", "parallel.num_layers_in_last_pipeline_stage",
-         "train.recompute_num_layers"),
+        ("parallel.virtual_pipeline_model_parallel_size", "parallel.num_layers_in_first_pipeline_stage",
+         "parallel.num_layers_in_last_pipeline_stage", "train.recompute_num_layers"),
         10_000,
     ),
     **dict.fromkeys(
-        ("model.num_attention_heads", "model.num_query_groups", "model.num_moe_experts", "model.moe_router_topk",
-         "model.moe_router_num_groups", "model.moe_router_group_topk", "data.stream_count"),
-        _COUNT,
+        ("data.builtin_vocab_size", "train.micro_batch_size", "fault.spike_window", "train.generate_tokens"), 1 << 24
     ),
-    **dict.fromkeys(
-        ("model.hidden_size", "model.ffn_hidden_size", "model.kv_channels", "model.q_lora_rank", "model.kv_lora_rank",
-         "model.qk_head_dim", "model.qk_pos_emb_head_dim", "model.v_head_dim", "model.moe_ffn_hidden_size",
-         "model.moe_shared_expert_intermediate_size", "model.make_vocab_size_divisible_by",
-         "data.builtin_vocab_size", "train.micro_batch_size", "fault.spike_window", "train.generate_tokens"),
-        _SIZE,
-    ),
-    **dict.fromkeys(("model.seq_length", "model.max_position_embeddings"), _LENGTH),
-    **dict.fromkeys(("model.vocab_size", "train.global_batch_size"), (1 << 31) - 1),
+    "data.stream_count": 1 << 16,
+    "train.global_batch_size": (1 << 31) - 1,
 }  # fmt: skip
+"""Of the model's fields: models/shape_fields.py."""
 
 
 def range_problems(config: Any) -> list[str]:

@@ -315,7 +315,7 @@ class RunConfig:
         found += block_recompute_problems(shape, self.train.recompute_method)
         if with_parallel:
             found += stage_problems(self.parallel, shape.num_layers, shape.mtp_num_layers)
-            found += split_problems(self.model, shape, self.parallel.tensor_model_parallel_size)
+            found += split_problems(shape, self.parallel.tensor_model_parallel_size)
             found += sequence_problems(self.model, shape, self.parallel)
             found += latent_problems(shape, self.parallel.tensor_model_parallel_size)
             found += context_problems(shape, self.parallel)

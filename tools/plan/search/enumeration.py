@@ -158,7 +158,7 @@ def _divides(model: ModelConfig, shape: GPTShape, tp: int, cp: int, pieces: bool
     """pieces: under sequence parallelism."""
     parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=pieces, context_parallel_size=cp)
     return not (
-        split_problems(model, shape, tp)
+        split_problems(shape, tp)
         or latent_problems(shape, tp)
         or sequence_problems(model, shape, parallel)
         or context_problems(shape, parallel)
