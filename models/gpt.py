@@ -230,7 +230,7 @@ def transformer_config(
 
 
 def _has(shape: GPTShape, part: Part) -> bool:
-    """Whether megatron-core is told the fields of ``part``."""
+    """Whether megatron-core reads the fields of ``part``."""
     return {
         "blocks": True,
         "latent": shape.multi_latent_attention,
