@@ -399,7 +399,7 @@ MEGATRON_NAMES: Mapping[str, str] = {
 
 
 def megatron_settings(shape: ShapeFields, has: Callable[[Part], bool]) -> dict[str, Any]:
-    """megatron-core's fields that are one of ours, of those parts that the model has."""
+    """megatron-core's fields with the value of one of our fields, of those parts that the model has."""
     found = {}
     for name, about in declared():
         if about.megatron and has(about.part):
