@@ -70,6 +70,7 @@ from training.run_dir import fingerprint, run_files
 from training.run_dir.data_watch import DataWatch
 from training.run_dir.history import noted_by
 from training.run_dir.history_callback import EvaluationNotes, HistoryCallback
+from training.run_dir.kept_schedule import RECIPE
 from training.run_dir.shared_check import check_shared
 from training.run_lock.lock import RunLock
 from training.step import StepRequests, StepResult, UpdateDecision, UpdatePolicy, skip_overflows, train_step
@@ -113,7 +114,7 @@ def train(
     )
     with (
         start as ranks,
-        explain_out_of_memory(config, shape, ranks),
+        explain_out_of_memory(config, shape, ranks, run_dir / RECIPE),
         memory_history(config.profile, run_dir, ranks),
         metrics.collecting(ranks.device) as collector,
         contextlib.ExitStack() as buffers,

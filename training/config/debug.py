@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from models.resolve import resolve
 from parallel.layout import replica_size
 from parallel.output import columns
-from training.config.run_config import RunConfig
+from training.config.run_config import RunConfig, with_fields
 
 ENVIRONMENT = {
     "NCCL_DEBUG": ("WARN", "NCCL says what it finds wrong"),
@@ -66,8 +66,7 @@ def debugged(
         for name, (value, _) in ENVIRONMENT.items()
         if cuda and environ.get(name, value) != value
     ]
-    for one in changed:
-        config = _with(config, one.field, one.value)
+    config = with_fields(config, {one.field: one.value for one in changed})
     return Debugged(config=dataclasses.replace(config, debug=False), environ=variables, lines=lines)
 
 
@@ -118,11 +117,6 @@ def _batch(config: RunConfig, world_size: int) -> Iterator[DebugSetting]:
 def _value(config: RunConfig, field: str) -> Any:
     section, _, name = field.partition(".")
     return getattr(getattr(config, section), name)
-
-
-def _with(config: RunConfig, field: str, value: Any) -> RunConfig:
-    section, _, name = field.partition(".")
-    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{name: value})})
 
 
 def _shown(value: Any) -> str:

@@ -130,6 +130,10 @@ class OptimizerConfig:
             exp_avg_dtype="fp32", exp_avg_sq_dtype="fp32", main_params_dtype="fp32",
         )  # fmt: skip
 
+    def on_the_host(self) -> "OptimizerConfig":
+        """With all of the state in the host's memory, where Adam keeps fp32."""
+        return replace(self.plain_state(), optimizer_cpu_offload=True, optimizer_offload_fraction=1.0)
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         found = [] if self.optimizer == "adam" else form_problems("optimizer.optimizer", self.optimizer, '"adam" or ')

@@ -5,8 +5,9 @@
 
 import itertools
 import typing
-from dataclasses import dataclass, field, is_dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any, Literal
 
 from data.config import DataConfig
 from models.config import ModelConfig
@@ -349,6 +350,15 @@ class RunConfig:
                 found += scale_problems(shape, self.precision, may_be)
                 found += param_gather_problems(self.parallel, self.precision)
         return found
+
+
+def with_fields(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
+    """With some fields set, by their dotted names."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in fields.items():
+        section, _, field = name.partition(".")
+        sections.setdefault(section, {})[field] = value
+    return replace(config, **{name: replace(getattr(config, name), **values) for name, values in sections.items()})
 
 
 def kernel_setting(

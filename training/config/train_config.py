@@ -210,6 +210,9 @@ class TrainConfig:
         ]
 
 
+LOSS_CHUNK_TOKENS = 1024
+"""Of train.cross_entropy_chunk_tokens: enough for the output layer's products to fill a GPU."""
+
 BUDGET = re.compile(r"auto:(\d+(?:\.\d+)?)([GM])(i?)B")
 
 

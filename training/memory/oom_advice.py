@@ -1,26 +1,28 @@
-"""What takes most of a memory that was too small, and which changes would fit."""
+"""What takes most of a memory that was too small, which single changes hold less, and who knows other layouts."""
 
-import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from models.costs.peak import SAFE_HOST_SHARE, SAFE_SHARE
 from models.shapes import GPTShape
-from parallel.config import Sharding
-from parallel.launch import Identity
-from training.config.run_config import RunConfig
-from training.memory.oom_candidates import AlteredPlan, altered, stage_fields
+from training.config.activation_offload import offloadable
+from training.config.run_config import RunConfig, with_fields
+from training.config.train_config import LOSS_CHUNK_TOKENS, recompute_budget
 from training.memory.planned import Modules, Planned
 from training.memory.predicted import Predicted, fullest, largest_first, size
 
-SHOWN = 3
 LESS = 0.9
 """Of its own prediction, at most, that a change must come to where the prediction alone would have fitted."""
-DOUBLINGS = 10
-"""Of the ranks, when it is asked how many would do."""
-LEANEST: tuple[Sharding | None, ...] = (None, "optim_grads_params")
-"""Strategies; None: the distributed optimizer."""
+WORTH = 0.01
+"""Share of the prediction that a change must save to be named."""
+LOWER_BUDGETS = (0.9, 0.8, 0.6)
+"""Of train.recompute's."""
+FULL = {"train.recompute_granularity": "full", "train.recompute_method": "uniform", "train.recompute_num_layers": 1}
+
+Fields = Mapping[str, Any]
+"""New values by the fields' dotted names."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -37,9 +39,8 @@ class Room:
         return self.words.format(size(self.bytes))
 
 
-def advice(config: RunConfig, identity: Identity, shape: GPTShape, modules: Modules, room: Room) -> str:
-    """The last words of a run that ran out of memory."""
-    asked = Planned(config=config, world_size=identity.world_size)
+def advice(asked: Planned, shape: GPTShape, modules: Modules, room: Room, recipe: str) -> str:
+    """The last words of a run that ran out of memory. recipe: where the planner can read its configuration."""
     expected = fullest([asked], shape, modules)[0]
     most, safe = SAFE_SHARE * room.bytes, f"{SAFE_SHARE:.0%} of that, which is safe"
     lines = [
@@ -52,85 +53,114 @@ def advice(config: RunConfig, identity: Identity, shape: GPTShape, modules: Modu
             "By that it should have fitted: look for other processes there, then for what no formula knows "
             "(fragmentation, uneven experts, a field of model.megatron)."
         )
-    fitting = changes_that_fit(
-        asked, shape, modules, most, SAFE_HOST_SHARE * room.host_bytes, identity.local_world_size
+    found = changes(asked, shape, modules, most, SAFE_HOST_SHARE * room.host_bytes)
+    if found:
+        lines.append(f"Single changes, those first that fit below {size(most)} ({safe}):")
+        lines += [_line(fields, expected, held, most) for fields, held in found]
+    lines.append(
+        "Other layouts, and how many GPUs would do: "
+        f"python -m tools.plan --recipe {recipe} --num_gpus {asked.world_size} --cluster CLUSTER (of slurm/clusters)"
     )
-    if not fitting:
-        return "\n".join([*lines, *no_change(asked, shape, modules, most, identity.local_world_size)])
-    lines.append(f"These would fit below {size(most)} ({safe}), what costs least speed first:")
-    return "\n".join([*lines, *(f"  {found}: {size(held.total)}" for found, held in fitting)])
+    return "\n".join(lines)
 
 
-def changes_that_fit(
-    asked: Planned, shape: GPTShape, modules: Modules, most: float, most_on_host: float, ranks_per_node: int
-) -> list[tuple[AlteredPlan, Predicted]]:
-    """At most ``SHOWN``: of the same axes the fastest, and none of which a part alone is enough."""
-    choices = altered(asked, shape, ranks_per_node)
-    if not choices:
-        return []
-    priced = fullest([choice.planned for choice in choices], shape, modules)
-    fit = [
-        (choice, held)
-        for choice, held in zip(choices, priced, strict=True)
-        if held.total <= most and held.host <= most_on_host
-    ]
-    found: list[tuple[AlteredPlan, Predicted]] = []
-    for choice, held in fit:
-        more = any(choice.has_all_of(other) for other, _ in fit)
-        if not more and all(choice.axes != other.axes for other, _ in found):
-            found.append((choice, held))
-        if len(found) == SHOWN:
-            break
-    return found
+def _line(fields: Fields, expected: Predicted, held: Predicted, most: float) -> str:
+    words = " ".join(
+        f"--{name} {' '.join(value) if isinstance(value, tuple) else value}" for name, value in fields.items()
+    )
+    fits = "fits" if held.total <= most else "not enough alone"
+    return f"  {words}: {size(expected.total - held.total)} less, {size(held.total)}, {fits}"
 
 
-def no_change(asked: Planned, shape: GPTShape, modules: Modules, most: float, ranks_per_node: int) -> Iterator[str]:
-    """How many ranks would do, at the leanest."""
-    yield f"No change of this configuration fits below {size(most)} on {asked.world_size:,} ranks."
-    for power in range(DOUBLINGS + 1):
-        world = asked.world_size * 2**power
-        lean = list(_leanest(asked, shape, world, ranks_per_node))
-        held = fullest(lean, shape, modules) if lean else []
-        fit = [(each.total, number) for number, each in enumerate(held) if each.total <= most]
-        if fit:
-            total, number = min(fit)
-            batch = lean[number].config.train.global_batch_size
-            grown = f", train.global_batch_size {batch:,}" if batch != asked.config.train.global_batch_size else ""
-            sharded = "ZeRO-3" if lean[number].config.parallel.fully_sharded else "the distributed optimizer"
-            yield (
-                f"{world:,} ranks would do: {lean[number].config.layout(world)}, micro-batches of 1, full "
-                f"recomputation, {sharded}{grown}: {size(total)}"
-            )
-            return
-    yield f"Nor would {asked.world_size * 2**DOUBLINGS:,} ranks do: use cards with more memory, or a smaller model."
+def changes(
+    asked: Planned, shape: GPTShape, modules: Modules, most: float, most_on_host: float
+) -> list[tuple[Fields, Predicted]]:
+    """Of each switch its mildest setting that fits, else the one that saves most: what fits first, then by bytes."""
+    expected, found = fullest([asked], shape, modules)[0], []
+    for settings in _switches(asked, shape):
+        legal = [(fields, Planned(config=with_fields(asked.config, fields), world_size=asked.world_size))
+                 for fields in settings]  # fmt: skip
+        legal = [(fields, planned) for fields, planned in legal if not planned.config.problems(planned.world_size)]
+        held = fullest([planned for _, planned in legal], shape, modules) if legal else []
+        saving = [
+            (fields, each)
+            for (fields, _), each in zip(legal, held, strict=True)
+            if each.total <= (1 - WORTH) * expected.total and each.host <= max(most_on_host, expected.host)
+        ]
+        if saving:
+            fitting = next((each for each in saving if each[1].total <= most), None)
+            found.append(fitting or min(saving, key=lambda each: each[1].total))
+    return sorted(found, key=lambda each: max(most, each[1].total))
 
 
-def _leanest(asked: Planned, shape: GPTShape, world_size: int, ranks_per_node: int) -> Iterator[Planned]:
-    """Layouts of so many ranks that recompute and shard whatever they can."""
+def _switches(asked: Planned, shape: GPTShape) -> Iterator[Sequence[Fields]]:
+    """The settings of each, the mildest first; about in the order of what they cost in speed. Legal or not."""
     config = asked.config
-    train = dataclasses.replace(
-        config.train, micro_batch_size=1, recompute=None, recompute_granularity="full", recompute_method="uniform",
-        recompute_num_layers=1, rampup_batch_size=None,
-    )  # fmt: skip
-    for tp in _powers(min(ranks_per_node, world_size)):
-        for pp in _powers(min(world_size // tp, shape.num_layers)):
-            for cp in _powers(world_size // (tp * pp)):
-                dp = world_size // (tp * pp * cp)
-                batch = -(-max(train.global_batch_size, dp) // dp) * dp
-                parallel = dataclasses.replace(
-                    config.parallel, tensor_model_parallel_size=tp, sequence_parallel=tp > 1,
-                    pipeline_model_parallel_size=pp, context_parallel_size=cp, use_distributed_optimizer=True,
-                    num_distributed_optimizer_instances=1, **stage_fields(shape.num_layers, pp),
-                )  # fmt: skip
-                for strategy in LEANEST:
-                    own = dataclasses.replace(parallel, data_parallel_sharding_strategy=strategy)
-                    own = own if strategy is None else dataclasses.replace(own, ddp_bucket_size=None)
-                    lean = dataclasses.replace(
-                        config, parallel=own, train=dataclasses.replace(train, global_batch_size=batch)
-                    )
-                    if not lean.problems(world_size):
-                        yield Planned(config=lean, world_size=world_size)
+    yield _shards(config)
+    if config.parallel.tensor_model_parallel_size > 1 and not config.parallel.sequence_parallel:
+        yield [{"parallel.sequence_parallel": True}]
+    yield [{"train.micro_batch_size": size} for size in _divisors(config.train.micro_batch_size)]
+    if (config.train.cross_entropy_chunk_tokens or math.inf) > LOSS_CHUNK_TOKENS:
+        yield [{"train.cross_entropy_chunk_tokens": LOSS_CHUNK_TOKENS}]
+    yield _recomputations(config, shape)
+    if not config.optimizer.optimizer_cpu_offload:
+        yield _kept_states(config)
+    yield _offloaded(config, shape)
 
 
-def _powers(most: int) -> Sequence[int]:
-    return [2**power for power in range(max(1, most).bit_length())]
+def _divisors(size: int) -> list[int]:
+    return [each for each in range(size - 1, 0, -1) if size % each == 0]
+
+
+def _shards(config: RunConfig) -> list[Fields]:
+    """The optimizer's state in shards, or all of a model, in one copy; DDP's buckets go with DDP."""
+    parallel, name = config.parallel, "parallel.data_parallel_sharding_strategy"
+    found: list[Fields] = []
+    if parallel.sharding == "no_shard":
+        strategy = parallel.data_parallel_sharding_strategy is not None  # which goes before the other
+        found.append({name: "optim"} if strategy else {"parallel.use_distributed_optimizer": True})
+    whole: dict[str, Any] = {name: "optim_grads_params"}
+    if parallel.ddp_bucket_size is not None:
+        whole["parallel.ddp_bucket_size"] = None
+    if parallel.num_distributed_optimizer_instances > 1:
+        whole["parallel.num_distributed_optimizer_instances"] = 1
+    return [*found, whole]
+
+
+def _recomputations(config: RunConfig, shape: GPTShape) -> list[Fields]:
+    """A lower budget; else selective, of the widest module, then full."""
+    train = config.train
+    if train.recompute is not None:
+        budget = recompute_budget(train.recompute) / 2**20
+        return [{"train.recompute": f"auto:{budget * share:.0f}MiB"} for share in LOWER_BUDGETS]
+    if train.recompute_granularity == "full":
+        return [FULL]
+    module = "moe" if shape.num_moe_experts else "mlp"
+    kept = train.recompute_modules if train.recompute_granularity == "selective" else ()
+    can = module not in kept and (module == "moe" or not shape.fc_bias)  # training/config/incompatible.py says why
+    selective = {"train.recompute_granularity": "selective", "train.recompute_modules": (*kept, module)}
+    return [*([selective] if can else []), FULL]
+
+
+def _kept_states(config: RunConfig) -> list[Fields]:
+    """Main weights as remainders, moments in bf16, or all of it on the host."""
+    aware = {"use_precision_aware_optimizer": True}
+    low = aware | {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+    own = config.optimizer
+    names = ("optimizer_cpu_offload", "optimizer_offload_fraction", *low, "main_params_dtype")
+    host = {name: getattr(own.on_the_host(), name) for name in names}
+    settings = [{name: new for name, new in each.items() if getattr(own, name) != new} for each in (aware, low, host)]
+    return [{f"optimizer.{name}": new for name, new in each.items()} for each in settings if each]
+
+
+def _offloaded(config: RunConfig, shape: GPTShape) -> list[Fields]:
+    """Activations wait on the host: inputs of the modules that the model has, or those of every block."""
+    train, parallel = config.train, config.parallel
+    found: list[Fields] = []
+    named = offloadable(shape, config.precision, config.kernels, train)
+    if not train.cpu_offloading_num_layers and not set(named) <= set(train.offload_modules):
+        found.append({"train.fine_grained_activation_offloading": True, "train.offload_modules": named})
+    chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
+    if not train.recomputes:
+        found.append({"train.cpu_offloading_num_layers": -(-shape.num_layers // chunks)})
+    return found

@@ -1,8 +1,9 @@
-"""An error for want of memory ends with what takes most, and with what would fit."""
+"""An error for want of memory ends with what takes most, and with what would hold less."""
 
 import contextlib
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import torch
@@ -13,6 +14,7 @@ from parallel.groups import Ranks
 from training.config.run_config import RunConfig
 from training.memory.measured import modules_of
 from training.memory.oom_advice import Room, advice
+from training.memory.planned import Planned
 from training.memory.predicted import size
 
 MARKS = (
@@ -28,10 +30,11 @@ OF_THE_HOST = (
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(config: RunConfig, shape: GPTShape, ranks: Ranks) -> Iterator[None]:
+def explain_out_of_memory(config: RunConfig, shape: GPTShape, ranks: Ranks, recipe: Path) -> Iterator[None]:
     """Around building and training: gives an error for want of memory a note (PEP 678), and lets it pass.
 
-    Every rank that fails has the note; of all ranks' failures one is shown (``RankMonitor.settle``).
+    Every rank that fails has the note; of all ranks' failures one is shown (``RankMonitor.settle``). recipe: the run's
+    own, once it is written.
     """
     room = own_room(ranks)
     try:
@@ -39,11 +42,12 @@ def explain_out_of_memory(config: RunConfig, shape: GPTShape, ranks: Ranks) -> I
     except Exception as error:
         if is_out_of_memory(error):
             with contextlib.suppress(Exception):  # whatever happens here must not hide the error itself
-                error.add_note(
-                    of_the_host()
-                    if ranks.device.type == "cuda" and is_of_the_host(error)
-                    else advice(config, ranks.identity, shape, modules_of(ranks), room)
-                )
+                if ranks.device.type == "cuda" and is_of_the_host(error):
+                    note = of_the_host()
+                else:
+                    asked = Planned(config=config, world_size=ranks.identity.world_size)
+                    note = advice(asked, shape, modules_of(ranks), room, f"{recipe}" if recipe.exists() else "RECIPE")
+                error.add_note(note)
         raise
 
 

@@ -1,15 +1,15 @@
 """What saves memory, off and on: time, memory against its prediction, same losses."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from tests.gpu import measured_models
 from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects.fusions import LOSS_BOUND, Known, compared, refused_or_run
-from training.config.run_config import RunConfig
-from training.memory.oom_candidates import Value, with_fields
+from training.config.run_config import RunConfig, with_fields
 from training.memory.predicted import size
 
-SAVINGS: dict[str, Mapping[str, Value]] = {
+SAVINGS: dict[str, Mapping[str, Any]] = {
     "logits_in_pieces": {"train.cross_entropy_chunk_tokens": 1024},
     "activations_on_the_host": {"train.cpu_offloading_num_layers": 2},
     "modules_on_the_host": {

@@ -1,4 +1,4 @@
-"""What would fit where memory ran out: priced again, legal, the fewest changes, and only what fits."""
+"""Single changes where memory ran out: priced again, legal, what fits first; and the planner's command."""
 
 import dataclasses
 import re
@@ -6,10 +6,9 @@ import re
 import pytest
 
 from models.resolve import resolve
-from parallel.launch import Identity
+from tools.plan.__main__ import main
 from training.cli.parse import parse_config
-from training.memory.oom_advice import Room, advice
-from training.memory.oom_candidates import altered
+from training.memory.oom_advice import Room, advice, changes
 from training.memory.planned import Modules, Planned
 from training.memory.predicted import fullest
 
@@ -18,13 +17,18 @@ H100 = Room(bytes=79.1 * 2**30, words="the card's {}")
 SMALL = Room(bytes=39.4 * 2**30, words="the card's {}")
 RECOMPUTED = "--train.recompute_granularity full --train.recompute_method uniform --train.recompute_num_layers 1"
 LLAMA = "--model.shape llama3_8b --model.seq_length 8192 --train.global_batch_size 64 --precision.dtype bf16"
+SAFE = 0.8 * 79.1
+LONG = (
+    f"{LLAMA} --parallel.tensor_model_parallel_size 8 --model.seq_length 98304 --parallel.sequence_parallel True "
+    "--train.cross_entropy_chunk_tokens 1024"
+)
 
 
 def printed(flags: str, world_size: int, room: Room = H100) -> list[str]:
     config = parse_config(flags.split())
     assert config.problems(world_size) == []
-    identity = Identity(world_size=world_size, local_world_size=8)
-    return advice(config, identity, resolve(config.model, None), GPU, room).splitlines()
+    asked = Planned(config=config, world_size=world_size)
+    return advice(asked, resolve(config.model, None), GPU, room, "config.toml").splitlines()
 
 
 def priced(flags: str, world_size: int) -> float:
@@ -33,51 +37,58 @@ def priced(flags: str, world_size: int) -> float:
     return fullest([Planned(config=config, world_size=world_size)], resolve(config.model, None), GPU)[0].total / 2**30
 
 
+def rows(lines: list[str]) -> list[tuple[str, float, float, bool]]:
+    """Flags, GiB less, GiB then, whether it fits."""
+    found = [
+        re.fullmatch(r"  (--.+): ([\d.]+) GiB less, ([\d.]+) GiB, (fits|not enough alone)", each) for each in lines
+    ]
+    return [(each[1], float(each[2]), float(each[3]), each[4] == "fits") for each in found if each]
+
+
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "fits"),
     [
-        f"{LLAMA} --train.micro_batch_size 2",
-        f"{LLAMA} --parallel.use_distributed_optimizer False",
-        f"{LLAMA} --parallel.tensor_model_parallel_size 2 --train.micro_batch_size 2",
-        f"{LLAMA.replace('llama3_8b', 'llama3_70b')} --parallel.tensor_model_parallel_size 8",
+        (f"{LLAMA} --train.micro_batch_size 2", "recompute_granularity full"),
+        (f"{LLAMA} --parallel.use_distributed_optimizer False", "optim_grads_params"),
+        (f"{LLAMA} --parallel.tensor_model_parallel_size 2 --train.micro_batch_size 4", "micro_batch_size 1"),
+        (f"{LLAMA.replace('llama3_8b', 'llama3_70b')} --parallel.tensor_model_parallel_size 8", ""),
     ],
-    ids=["activations", "states", "sequence", "large"],
+    ids=["activations", "states", "batch", "large"],
 )
-def test_each_change_fits_and_has_the_bytes_it_says(flags: str) -> None:
+def test_each_change_has_the_bytes_it_says(flags: str, fits: str) -> None:
     lines = printed(flags, 16)
     assert re.match(r"out of memory: predicted are [\d.]+ GiB on a rank of stage 0 \(\w+ [\d.]+ GiB, ", lines[0])
-    assert "63.28 GiB (80%" in lines[1] and "least speed first" in lines[1]
-    changes = lines[2:]
-    assert 1 <= len(changes) <= 3
-    for line in changes:
-        change, _, said = line.strip().rpartition(": ")
-        ranks = re.match(r"([\d,]+) ranks ?", change)
-        own = change[ranks.end() :] if ranks else change
-        world = int(ranks[1].replace(",", "")) if ranks else 16
-        assert priced(f"{flags} {own}", world) == pytest.approx(float(said.split()[0]), abs=0.006)
-        assert priced(f"{flags} {own}", world) <= 0.8 * 79.1
-        fields = own.split(" --")
-        pairs = ("sequence_parallel", "recompute", "exp_avg")
-        if len(fields) > 1 and not ranks and not any(pair in own for pair in pairs):
-            for left in range(len(fields)):  # none is there for nothing
-                rest = " ".join(f"--{part.removeprefix('--')}" for at, part in enumerate(fields) if at != left)
-                if not parse_config(f"{flags} {rest}".split()).problems(world):  # or another one needs it
-                    assert priced(f"{flags} {rest}", world) > 0.8 * 79.1
+    assert "63.28 GiB (80%" in lines[1]
+    before, found = priced(flags, 16), rows(lines)
+    assert 3 <= len(found) == len(lines) - 3
+    for own, less, held, is_fitting in found:
+        assert priced(f"{flags} {own}", 16) == pytest.approx(held, abs=0.006)
+        assert before - held == pytest.approx(less, abs=0.011) and less > 0.009 * before
+        assert is_fitting == (held <= SAFE)
+    assert [row[3] for row in found] == sorted((row[3] for row in found), reverse=True)
+    assert [row[1] for row in found if not row[3]] == sorted((row[1] for row in found if not row[3]), reverse=True)
+    assert any(fits in row[0] and row[3] for row in found) if fits else not any(row[3] for row in found)
+
+
+def test_the_mildest_setting_that_fits_is_named() -> None:
+    """Where the MLPs' recomputation is enough, not the blocks'; where the distributed optimizer is, not ZeRO-3."""
+    assert any("recompute_modules mlp" in own and fits for own, _, _, fits in rows(printed(LONG, 8)))
+    flags = f"{LLAMA} --parallel.use_distributed_optimizer False --parallel.tensor_model_parallel_size 2"
+    (shards,) = [own for own, _, _, _ in rows(printed(f"{flags} --parallel.sequence_parallel True", 16))
+                 if "distributed" in own or "sharding" in own]  # fmt: skip
+    assert shards == "--parallel.use_distributed_optimizer True"
 
 
 def test_the_state_of_a_large_model_goes_to_the_host_of_one_gpu() -> None:
-    lines = printed(f"{LLAMA} --parallel.use_distributed_optimizer True {RECOMPUTED}", 1)
-    assert any(line.strip().startswith("--optimizer.optimizer_cpu_offload True: 5") for line in lines[2:]), lines
+    found = rows(printed(f"{LLAMA} --parallel.use_distributed_optimizer True {RECOMPUTED}", 1))
+    assert ("--optimizer.optimizer_cpu_offload True", True) in [(own, fits) for own, _, _, fits in found]
 
 
-def test_offloaded_activations_are_offered_and_counted_by_their_share() -> None:
+def test_offloaded_activations_are_counted_by_their_share() -> None:
     """Between those of a run that keeps all and of one that recomputes all; on a CPU nothing is saved."""
     kept, half, gone = (priced(f"{LLAMA} --train.cpu_offloading_num_layers {blocks}", 16) for blocks in (0, 16, 32))
     assert kept - half == pytest.approx(half - gone) and kept - gone > 10
     assert gone == pytest.approx(priced(f"{LLAMA} {RECOMPUTED}", 16), rel=0.01)
-    long = "--model.seq_length 131072 --train.cross_entropy_chunk_tokens 1024 --parallel.sequence_parallel True"
-    lines = printed(f"{LLAMA} --parallel.tensor_model_parallel_size 8 {long}", 8)
-    assert any("--train.cpu_offloading_num_layers 32" in line for line in lines[2:]), lines
     config = parse_config(f"{LLAMA} --device cpu --train.cpu_offloading_num_layers 32".split())
     shape, cpu = resolve(config.model, None), Modules(cuda=False, transformer_engine=False)
     plain = parse_config(f"{LLAMA} --device cpu".split())
@@ -95,51 +106,34 @@ def test_offloaded_activations_are_offered_and_counted_by_their_share() -> None:
 )
 def test_modules_of_the_model_are_offloaded_where_transformer_engine_is(model: str, named: str) -> None:
     sharded = "--parallel.tensor_model_parallel_size 8 --parallel.sequence_parallel True --model.seq_length 2048"
-    flags = f"{LLAMA.replace('llama3_8b', model)} {sharded}"
-    config = parse_config(flags.split())
-    shape, asked = resolve(config.model, None), Planned(config=config, world_size=8)
-    words = f"--train.fine_grained_activation_offloading True --train.offload_modules {named}"
-    (found,) = (choice for choice in altered(asked, shape, 8) if str(choice) == words)
-    for modules, less in ((GPU, True), (Modules(cuda=True, transformer_engine=False), False)):
-        plain, away = (fullest([each], shape, modules)[0] for each in (asked, found.planned))
-        assert (away.total < plain.total) == less and (away.host > plain.host) == less
-    assert not [choice for choice in altered(found.planned, shape, 8) if "offload_modules" in str(choice)]
-    on_a_cpu = Planned(config=dataclasses.replace(config, device="cpu"), world_size=8)
-    assert not [choice for choice in altered(on_a_cpu, shape, 8) if "offload_modules" in str(choice)]
+    config = parse_config(f"{LLAMA.replace('llama3_8b', model)} {sharded} --train.micro_batch_size 8".split())
+    shape = resolve(config.model, None)
+    away = {"train.fine_grained_activation_offloading": True, "train.offload_modules": tuple(named.split())}
+    for device, modules, there in (("auto", GPU, True), ("cpu", GPU, False), ("auto", PLAIN, False)):
+        asked = Planned(config=dataclasses.replace(config, device=device), world_size=8)
+        found = changes(asked, shape, modules, 1e15, 1e15)  # where all fits, the mildest setting
+        assert (away in [fields for fields, _ in found]) == there
 
 
-def test_modules_are_offered_on_long_sequences() -> None:
-    long = "--model.seq_length 98304 --train.cross_entropy_chunk_tokens 1024 --parallel.sequence_parallel True"
-    lines = printed(f"{LLAMA} --parallel.tensor_model_parallel_size 8 {long}", 8)
-    assert any("--train.offload_modules qkv_linear core_attn attn_proj: " in line for line in lines[2:]), lines
+PLAIN = Modules(cuda=True, transformer_engine=False)
 
 
 def test_nothing_goes_to_a_host_without_the_room() -> None:
-    """Of 16 GiB a rank, 9.6 are safe."""
-    long = "--model.seq_length 98304 --train.cross_entropy_chunk_tokens 1024 --parallel.sequence_parallel True"
-    flags = f"{LLAMA} --parallel.tensor_model_parallel_size 8 {long}"
-    poor = dataclasses.replace(H100, host_bytes=16 * 2**30)
-    with_room, without = ("\n".join(printed(flags, 8, room)) for room in (H100, poor))
-    assert "offload" in with_room and "offload" not in without and "recompute" in without
+    """Of 4 GiB a rank, 2.4 are safe."""
+    poor = dataclasses.replace(H100, host_bytes=4 * 2**30)
+    with_room, without = ("\n".join(printed(LONG, 8, room)) for room in (H100, poor))
+    assert "--train.offload_modules qkv_linear core_attn attn_proj: " in with_room
+    assert "offload" not in without and "recompute" in without
 
 
 def test_state_in_fewer_bits_can_go_to_the_host_in_fp32() -> None:
     low = "--optimizer.use_precision_aware_optimizer True"
     moments = "--optimizer.exp_avg_dtype bf16 --optimizer.exp_avg_sq_dtype bf16"
-    config = parse_config(f"{LLAMA} --parallel.use_distributed_optimizer True {RECOMPUTED} {low} {moments}".split())
-    found = [str(one) for one in altered(Planned(config=config, world_size=1), resolve(config.model, None), 1)]
+    flags = f"{LLAMA} --parallel.use_distributed_optimizer True {RECOMPUTED} {low} {moments}"
     assert (
         "--optimizer.optimizer_cpu_offload True --optimizer.use_precision_aware_optimizer False "
         "--optimizer.exp_avg_dtype fp32 --optimizer.exp_avg_sq_dtype fp32"
-    ) in found
-
-
-def test_the_cheapest_comes_first() -> None:
-    """Sharding the optimizer costs nothing, recomputing everything a third of the products."""
-    lines = printed(f"{LLAMA} --parallel.use_distributed_optimizer False --parallel.tensor_model_parallel_size 2 "
-                 "--parallel.sequence_parallel True", 16)  # fmt: skip
-    assert "--parallel.use_distributed_optimizer True" in lines[2]
-    assert not any("granularity full" in line for line in lines)
+    ) in [own for own, _, _, _ in rows(printed(flags, 1))]
 
 
 @pytest.mark.parametrize(
@@ -164,15 +158,21 @@ def test_logits_in_pieces_are_among_the_changes() -> None:
     assert any(line.strip().startswith("--train.cross_entropy_chunk_tokens 1024: ") for line in lines), lines
 
 
-def test_where_nothing_fits_the_ranks_that_would() -> None:
-    lines = printed("--model.shape llama31_405b --model.seq_length 8192 --train.global_batch_size 64 "
-                 "--precision.dtype fp16", 8, Room(bytes=14 * 2**30, words="the card's {}"))  # fmt: skip
-    assert lines[1].startswith("No change of this configuration fits below 11.20 GiB on 8 ranks")
-    ranks = int(re.match(r"([\d,]+) ranks would do", lines[2])[1].replace(",", ""))  # type: ignore[index]
-    assert 256 <= ranks <= 8192 and "TP 8" in lines[2]
+def test_lower_budgets_are_among_the_changes() -> None:
+    """Where none fits the lowest that still saves something."""
+    found = rows(printed(f"{LLAMA} --train.recompute auto:70GiB", 16))
+    assert [own for own, _, _, fits in found if "recompute" in own and fits] == ["--train.recompute auto:64512MiB"]
+
+
+def test_the_planner_is_asked_for_other_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    """By a command that it reads."""
+    command = printed(LLAMA, 64)[-1].partition("python -m tools.plan ")[2].partition(" (of slurm/clusters)")[0]
+    words = command.replace("config.toml", "slurm/recipes/llama3_8b.toml").replace("CLUSTER", "h100_ib").split()
+    assert main([*words, "--zero", "3"]) == 0
+    assert "llama3_8b on 64 x " in capsys.readouterr().out
 
 
 def test_what_should_have_fitted_is_said() -> None:
     lines = printed(LLAMA, 64, Room(bytes=400 * 2**30, words="the card's {}"))
     assert lines[1].startswith("By that it should have fitted")
-    assert "a tenth less" in lines[2] and len(lines) == 6
+    assert "a tenth less" in lines[2] and any(fits for _, _, _, fits in rows(lines))

@@ -14,7 +14,6 @@ from parallel.errors import SharedMistake
 from training.cli.parse import parse_config
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig
-from training.memory.oom_candidates import altered
 from training.memory.planned import Modules, Planned
 from training.memory.predicted import fullest, of_stages
 from training.memory.recompute_plan import Kind, Place, cheapest, recompute_plans, recomputed_flops
@@ -149,14 +148,3 @@ def test_attention_and_mlp_of_a_parallel_residual_recompute_as_one() -> None:
 def test_what_it_cannot_be_with_is_refused(flags: str, problem: str) -> None:
     found = parse_config(f"{LONG} llama3_8b {flags}".split()).problems(16)
     assert any(problem in each for each in found), found
-
-
-def test_out_of_memory_offers_lower_budgets() -> None:
-    config, shape = asked("llama3_8b", recompute="auto:70GiB")
-    choices = altered(Planned(config=config, world_size=16), shape, 8)
-    offered = [str(choice) for choice in choices if choice.axes == {"recompute"}]
-    assert offered == [f"--train.recompute auto:{70 * 1024 * share:.0f}MiB" for share in (0.9, 0.8, 0.6)]
-    held = fullest([choice.planned for choice in choices if choice.axes == {"recompute"}], shape, GPU)
-    least = fullest([Planned(config=with_train(config, recompute=None, **FULL), world_size=16)], shape, GPU)[0].total
-    for share, each in zip((0.9, 0.8, 0.6), held, strict=True):
-        assert least - 1 <= each.total <= max(70 * GIB * share, least) + 2**20

@@ -16,7 +16,7 @@ from tools.plan.search.request import PlanRequest
 from tools.plan.search.selection import best
 from tools.plan.search.switches import in_pieces, kept_on_the_host
 from training.config.run_config import RunConfig
-from training.memory.oom_candidates import LOSS_CHUNK_TOKENS
+from training.config.train_config import LOSS_CHUNK_TOKENS
 
 UNKNOWN_PRICE = "not known"
 """How the source of a price begins that has not been filled in (tools/plan/calibrate/cluster_file.py)."""

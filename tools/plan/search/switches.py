@@ -17,7 +17,7 @@ from tools.plan.search.request import PlanRequest
 from training.config.activation_offload import offloadable
 from training.config.incompatible import compile_problems, offload_problems
 from training.config.run_config import RunConfig
-from training.memory.oom_candidates import LOSS_CHUNK_TOKENS, ON_THE_HOST
+from training.config.train_config import LOSS_CHUNK_TOKENS
 from training.memory.planned import planned_modules
 from training.memory.predicted import of_stages
 from training.memory.recompute_plan import recompute_plans
@@ -45,8 +45,7 @@ def switched(
 
 def kept_on_the_host(question: PlanRequest) -> PlanRequest:
     """All of the optimizer's state."""
-    optimizer = dataclasses.replace(question.optimizer, **ON_THE_HOST)
-    return dataclasses.replace(question, optimizer=optimizer)
+    return dataclasses.replace(question, optimizer=question.optimizer.on_the_host())
 
 
 def in_pieces(question: PlanRequest) -> PlanRequest:
