@@ -38,7 +38,7 @@ def block_bytes(columns: MemoryColumns, *, experts: bool) -> BlockBytes:
         mlp, wide = _mlp_bytes(columns, model.ffn), width * rows * (1 + model.gated) * model.ffn / layout.tp
     own = columns.software.transformer_engine == 0
     mlp = np.where(own, _own_expert_bytes(columns) if experts else _own_mlp_bytes(columns, model.ffn), mlp)
-    entered = np.where(columns.software.recomputes_norms > 0, 0.0, product_input_bytes(columns))
+    entered = np.where(columns.published.recomputes_norms > 0, 0.0, product_input_bytes(columns))
     norms = 2 * stream * (1 + entered / width)  # what they read, and what products then read
     norms = norms + (model.norms - 2) * stream  # those behind attention and MLP: what they read
     whole = np.where(own, _own_bytes(columns) + mlp, norms + attention + mlp)
@@ -267,7 +267,7 @@ def through_bytes(columns: MemoryColumns) -> tuple[Column, Column]:
     through = width * (model.query_width + model.kv_width + values)
     # what the norms have read, which in latent attention are the latents'
     normed = np.where(is_latent, 0.0, width * (model.query_width + model.kv_width) * model.query_norms)
-    through = np.where(is_latent & (columns.software.recomputes_latents > 0), 0.0, through + normed)
+    through = np.where(is_latent & (columns.published.recomputes_latents > 0), 0.0, through + normed)
     return rows * through / layout.tp, rows * latent
 
 
@@ -288,7 +288,7 @@ def _mlp_bytes(columns: MemoryColumns, inner: Column) -> Column:
 def _score_bytes(columns: MemoryColumns) -> Column:
     """Scores and probabilities that attention without flash keeps: 5 a s^2 b of 16 bits with its dropout mask."""
     each = 2 * element_bytes(columns) + 1
-    return np.where(columns.software.flash_attention > 0, 0.0, each * _scores(columns))
+    return np.where(columns.published.flash_attention > 0, 0.0, each * _scores(columns))
 
 
 def _expert_bytes(columns: MemoryColumns) -> Column:
@@ -299,7 +299,7 @@ def _expert_bytes(columns: MemoryColumns) -> Column:
     """
     model, layout = columns.model, columns.layout
     width, read = element_bytes(columns), product_input_bytes(columns)
-    second = np.where(columns.software.recomputes_expert_activation > 0, 0.0, read)
+    second = np.where(columns.published.recomputes_expert_activation > 0, 0.0, read)
     inner = (width * (1 + model.gated) + second) * model.expert_ffn / layout.etp
     own = sent_tokens(columns) * (read * model.expert_hidden + inner)
     return own + _mlp_bytes(columns, model.shared_ffn) + 4 * tokens(columns) / layout.tp * 2 * model.experts

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.costs.candidate import Candidate
-from models.costs.program import Software
+from models.costs.program import AS_OURS, Published, Software
 from models.costs.sizes import ATTENTION_MATRICES, ModelSizes
 
 Column = NDArray[np.float64]
@@ -26,6 +26,7 @@ class MemoryCase:
     model: ModelSizes
     layout: Candidate
     software: Software
+    published: Published = AS_OURS
 
 
 class MemoryColumns:
@@ -38,6 +39,7 @@ class MemoryColumns:
             [case.layout for case in cases], skip=("recompute", "precision", "split", "chunk_layers")
         )
         self.software = ColumnGroup([case.software for case in cases])
+        self.published = ColumnGroup([case.published for case in cases])
         self.recompute = codes([case.layout.recompute for case in cases], RECOMPUTE)
         self.format = codes([number_format(case.layout.precision) for case in cases], FORMATS)
         self.matrices = _matrices(cases)

@@ -143,7 +143,7 @@ def stage_memory(
         gradients=gradients,
         optimizer=optimizer,
         activations=activations,
-        workspace=workspace_bytes(layout) + software.bucket_bytes,
+        workspace=workspace_bytes(layout) + columns.published.bucket_bytes,
         stage=number,
         host=np.asarray(host),
     )
@@ -262,7 +262,7 @@ def _activations(
     loss = np.where(last, np.maximum(loss, depth_bytes(columns)) + gathered.at_the_loss, 0.0)
     most, at_the_end, at_the_start = (in_flight(columns, stage) * share for share in crowded.T)
     ends = 2 * element_bytes(columns) * tokens(columns) * columns.model.hidden
-    kept = kept + np.where((columns.software.keeps_stage_ends > 0) & (columns.layout.pp > 1), ends, 0.0)
+    kept = kept + np.where((columns.published.keeps_stage_ends > 0) & (columns.layout.pp > 1), ends, 0.0)
     # interleaved, sends overlap: an output on its way, the next input, a gradient that has come
     passing = np.where(columns.layout.vpp > 1, 3 * stream_bytes(columns), 0.0)
     at_the_start = np.where(columns.layout.vpp > 1, at_the_start, most - 1)

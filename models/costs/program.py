@@ -4,32 +4,18 @@ import math
 from dataclasses import dataclass, replace
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
+@dataclass(kw_only=True, frozen=True)
 class Software:
-    """Properties of a program, not its name: what its kernels fuse, and what it does at the same time."""
+    """What a run, or the planner, sets of pretrain_gpt.py; by default, with Transformer Engine."""
 
-    flash_attention: bool = True
-    """False: scores are written to memory, masked, normalised and read again."""
-    newest_attention: bool = True
-    """Attention kernels written for Hopper and later (cuDNN's, FlashAttention 3); False: FlashAttention 2's kind."""
     transformer_engine: bool = True
     """Its modules keep what they need; False: this project's own, on the CPU, keep every intermediate result."""
     fused: bool = True
     """Norms, activations and residuals run as few kernels (Transformer Engine, torch.compile)."""
-    tp_overlap: bool = False
-    """Collectives of tensor parallelism run beside the matrix products that need them, piece by piece."""
-    p2p_overlap: bool = True
-    """Sends between pipeline stages run while others compute (interleaved schedules of Megatron)."""
     gradient_bytes: int = 4
     """Of a gradient element as it is reduced."""
-    all_reduces: bool = False
-    """Gradients are all-reduced although each rank needs its shard only."""
     main_gradient_bytes: int = 4
     """Of a gradient element as it is held while microbatches add to it, and of the 16-bit one beside where it stays."""
-    keeps_stage_ends: bool = False
-    """A stage keeps what it took and what it sent of each microbatch in flight, beside what its blocks keep."""
-    bucket_bytes: float = 0.0
-    """That collectives of gradients and weights are collected in, beside both."""
     main_weight_bytes: int = 2
     """Of a weight as it is held; 0 where sharded weights are the optimizer's fp32 ones, gathered in 16 bits."""
     main_param_bytes: float = 4.0
@@ -60,23 +46,49 @@ class Software:
     """FSDP2, unit by unit: each has collectives of its own, in buffers beside its weights and gradients."""
     reduces_every_microbatch: bool = False
     """FSDP without no_sync: gradients are reduced after each microbatch, not once a step."""
+    accumulate_bytes: float = 4.0
+    """Moved per parameter and microbatch to add gradients up, beyond what the products themselves write."""
+    card_age: float = math.inf
+    """Years from the launch of its card's generation to this software: kernels are tuned for a card in the years after
+    it came out."""
+    compiled: bool = False
+    """Blocks are torch.compile's (train.compile), around Transformer Engine's modules. They are taken to keep the same
+    bytes, as dense ones do."""
+    graphed: bool = False
+    """Attention and the router, at least, run as CUDA graphs: few launches are left to hold up a layer of experts."""
+
+
+@dataclass(kw_only=True, frozen=True)
+class Published:
+    """What the programs of published runs do otherwise than pretrain_gpt.py: tests alone set it.
+
+    Properties of a program, not its name: what its kernels fuse, and what it does at the same time.
+    """
+
+    flash_attention: bool = True
+    """False: scores are written to memory, masked, normalised and read again."""
+    newest_attention: bool = True
+    """Attention kernels written for Hopper and later (cuDNN's, FlashAttention 3); False: FlashAttention 2's kind."""
+    tp_overlap: bool = False
+    """Collectives of tensor parallelism run beside the matrix products that need them, piece by piece."""
+    p2p_overlap: bool = True
+    """Sends between pipeline stages run while others compute (interleaved schedules of Megatron)."""
+    all_reduces: bool = False
+    """Gradients are all-reduced although each rank needs its shard only."""
+    keeps_stage_ends: bool = False
+    """A stage keeps what it took and what it sent of each microbatch in flight, beside what its blocks keep."""
+    bucket_bytes: float = 0.0
+    """That collectives of gradients and weights are collected in, beside both."""
     gathers_once: bool = False
     """FSDP whose weights, once gathered for a forward pass, stay until the backward pass has used them."""
     stops_early: bool = False
     """Recomputation ends when the backward pass has what it needs: a block's last product is not repeated."""
-    splits_sends: bool = True
-    """A stage's TP ranks send a piece each of an activation that all of them hold (arXiv:2104.04473, section 4.1)."""
-    accumulate_bytes: float = 4.0
-    """Moved per parameter and microbatch to add gradients up, beyond what the products themselves write."""
     waits_for_kernels: bool = False
     """Every kernel is waited for before the next is launched (CUDA_LAUNCH_BLOCKING=1)."""
     slow_host: float = 1.0
     """Times the step takes where its host is badly set up, as its owners found later."""
     power_share: float = 1.0
     """Clock that is left under a power limit below the card's own."""
-    card_age: float = math.inf
-    """Years from the launch of its card's generation to this software: kernels are tuned for a card in the years after
-    it came out."""
     fused_experts: bool = False
     """Experts' products, gated activation and casts to mxfp8 in one kernel each way."""
     slow_bias_gradients: bool = False
@@ -87,11 +99,6 @@ class Software:
     """What stands between experts' two products."""
     recomputes_latents: bool = False
     """Of latent attention: queries, keys and values, from their latents."""
-    compiled: bool = False
-    """Blocks are torch.compile's (train.compile), around Transformer Engine's modules. They are taken to keep the same
-    bytes, as dense ones do."""
-    graphed: bool = False
-    """Attention and the router, at least, run as CUDA graphs: few launches are left to hold up a layer of experts."""
     waits_for_counts: bool = True
     """The host reads how many tokens each expert has got; False: whole iterations run as one CUDA graph."""
     fused_dispatch: bool = False
@@ -104,12 +111,13 @@ class Software:
     """Attention multiplies in fp8, too."""
     fp8_head: bool = False
     """The output layer multiplies in fp8, too."""
-    balanced_experts: bool = True
+    balanced_experts: bool = False
     """A benchmark that forces every expert to get as many tokens."""
 
 
-OURS = Software(balanced_experts=False)
+OURS = Software()
 """pretrain_gpt.py with Transformer Engine."""
+AS_OURS = Published()
 
 
 def sharded(own: Software, zero: int) -> Software:

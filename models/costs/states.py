@@ -244,7 +244,7 @@ def gathered_bytes(columns: MemoryColumns, stage: Column, held: tuple[Column, Co
     layout, software, (dense, expert) = columns.layout, columns.software, held
     parameters = dense + expert
     two = 2 * parameters / np.maximum(1, blocks)
-    stays = np.where(software.gathers_once > 0, element_bytes(columns) * parameters, 0.0)
+    stays = np.where(columns.published.gathers_once > 0, element_bytes(columns) * parameters, 0.0)
     gradients = software.gradient_bytes * two
     otherwise = np.select([layout.zero >= 3, layout.zero == 2], [4 * two + stays, gradients], 0.0)
     casts, by_unit = _casts_of_experts(columns, stage, expert), _by_unit(columns, stage, parameters, blocks)

@@ -2,38 +2,47 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from models.costs.program import Software
+from models.costs.program import Published, Software
 from tests.planner.recipes import recipe
 
-MEGATRON_2021 = Software(
+
+@dataclass(kw_only=True, frozen=True)
+class PublishedProgram(Software, Published):
+    """Both in one: what pretrain_gpt.py can be set to, and what it cannot."""
+
+    balanced_experts: bool = True
+    """Most of them are benchmarks, which force it."""
+
+
+MEGATRON_2021 = PublishedProgram(
     flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, main_gradient_bytes=2,
     keeps_fp32_gradients=False,
 )  # fmt: skip
 """Megatron-LM before flash attention and the distributed optimizer (arXiv:2104.04473). Its fp32 copy of the gradients
 is there when activations no longer are."""
-DEEPSPEED = Software(
+DEEPSPEED = PublishedProgram(
     flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, keeps_stage_ends=True
 )  # fmt: skip
 """Megatron-DeepSpeed: 1F1B without overlap, sends split over TP (its pipe_partitioned), gradients reduced in the type
 of the weights."""
 DEEPSPEED_BUCKETS = 2 * 5e8 * 2
 """Bytes: its reduce_bucket_size and allgather_bucket_size, of 5e8 16-bit elements each by default."""
-MCORE = Software(
+MCORE = PublishedProgram(
     tp_overlap=True, fp8_weights=True, gradient_bytes=2, main_gradient_bytes=2, keeps_fp32_gradients=False,
     accumulate_bytes=2.0, reduces_every_microbatch=True,
 )  # fmt: skip
 """NeMo and Megatron-Bridge on megatron-core and Transformer Engine: everything overlapped; their performance recipes
 set grad_reduce_in_fp32 to False. Megatron-FSDP reduces sharded gradients on all microbatches (megatron-core 0.19.2,
 distributed/fsdp/mcore_fsdp_adapter.py:167)."""
-COMPOSER = Software(
+COMPOSER = PublishedProgram(
     newest_attention=False, gradient_bytes=2, keeps_fp32_gradients=False, reduces_every_microbatch=True, fused=False,
     main_weight_bytes=0, loss_bytes=2, stops_early=True,
 )  # fmt: skip
 """llm-foundry on PyTorch FSDP with Triton's flash attention, eager otherwise. Its fused loss writes the gradient over
 the 16-bit logits."""
-TITAN = Software(newest_attention=False, main_weight_bytes=0, loss_bytes=12, stops_early=True)
+TITAN = PublishedProgram(newest_attention=False, main_weight_bytes=0, loss_bytes=12, stops_early=True)
 """torchtitan: FSDP2, torch.compile, SDPA. PyTorch's loss holds its result and two gradients in fp32."""
 
 WIDE_HEADS_ON_BLACKWELL = 2025.5
@@ -42,7 +51,7 @@ Until 2.4 fused_attn.cpp wants no "sm_arch_ >= 100 && (head_dim_qk > 128 || head
 such heads, but for latent attention, whose values are narrower than its keys: scores are written out there."""
 
 
-def program(row: Mapping[str, str], gated: bool) -> Software:
+def program(row: Mapping[str, str], gated: bool) -> PublishedProgram:
     """By the framework, its year, its recipe and what the notes say of how it ran. gated: the model's activation."""
     framework, notes = row.get("framework", "").lower(), row.get("notes", "").lower()
     known = {"composer": COMPOSER, "deepspeed": DEEPSPEED, "torchtitan": TITAN}
@@ -59,7 +68,7 @@ def program(row: Mapping[str, str], gated: bool) -> Software:
     return _noted(base, notes)
 
 
-def on_card(base: Software, head_dim: int, latent: bool, generation: str, year: float) -> Software:
+def on_card(base: PublishedProgram, head_dim: int, latent: bool, generation: str, year: float) -> PublishedProgram:
     """What of it a card's generation has had no kernels for in that year. latent: the kind of attention."""
     if not base.transformer_engine or generation != "blackwell" or head_dim <= 128 or year >= WIDE_HEADS_ON_BLACKWELL:
         return base
@@ -74,7 +83,7 @@ def when(row: Mapping[str, str]) -> float:
     return float(row.get("year", "") or 2026) + 0.5
 
 
-def _with_experts(base: Software, row: Mapping[str, str], gated: bool) -> Software:
+def _with_experts(base: PublishedProgram, row: Mapping[str, str], gated: bool) -> PublishedProgram:
     """Fused experts are a kernel of gated activations. Where tokens are dropped, their counts are known beforehand."""
     notes, found = row.get("notes", "").lower(), recipe(row)
     base = replace(base, waits_for_counts="tokendrop" not in notes)
@@ -99,7 +108,7 @@ def _with_experts(base: Software, row: Mapping[str, str], gated: bool) -> Softwa
     )
 
 
-def _deepspeed(base: Software, notes: str, precision: str) -> Software:
+def _deepspeed(base: PublishedProgram, notes: str, precision: str) -> PublishedProgram:
     """Its BF16_Optimizer sums, and all-reduces, in fp32.
 
     Per parameter and microbatch 16-bit gradients are converted (2 + 4 bytes) and added (12). They stay beside the sums.
@@ -123,14 +132,14 @@ def _deepspeed(base: Software, notes: str, precision: str) -> Software:
     return replace(base, gradient_bytes=4, main_gradient_bytes=6, accumulate_bytes=18.0)
 
 
-def _composer(base: Software, notes: str, zero: str) -> Software:
+def _composer(base: PublishedProgram, notes: str, zero: str) -> PublishedProgram:
     """Its mixed precision "DEFAULT" reduces gradients in fp32 since 0.16.4 (composer d745fcb1b); llm-foundry's runs on
     128 GPUs and more had 0.17. ZeRO-2 is SHARD_GRAD_OP, which its README's column of strategies tells."""
     wide = 4 if "reduced in fp32" in notes else base.gradient_bytes
     return replace(base, gradient_bytes=wide, gathers_once=zero == "2")
 
 
-def _noted(base: Software, notes: str) -> Software:
+def _noted(base: PublishedProgram, notes: str) -> PublishedProgram:
     if "async tp" in notes or "asynctp" in notes:
         base = replace(base, tp_overlap=True)
     if "eager" in notes:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal, cast
 
 from models.costs.candidate import Candidate, Recompute
-from models.costs.program import Software
 from models.costs.sizes import ModelSizes
 from models.shapes import GPTShape
 from parallel.errors import UserError
@@ -17,7 +16,7 @@ from parallel.untrusted import read_text
 from tests.planner.columns import canonical, cells
 from tests.planner.machines import cluster_of
 from tests.planner.models import model_name, shape_of, sizes_of
-from tests.planner.programs import on_card, program, when
+from tests.planner.programs import PublishedProgram, on_card, program, when
 from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase
 from tools.plan.cost.hardware import Hardware, card_age, generation, machine
@@ -85,11 +84,13 @@ def _row(path: Path, line: int, row: Mapping[str, str]) -> PublishedRun:
         shape, cluster = shape_of(row), cluster_of(row)
         model = sizes_of(row, shape)
         layout = _layout(row, model)
+        software = _program(row, model, shape.multi_latent_attention, cluster.gpu.name)
         case = PricedCase(
             model=model,
             layout=layout,
             machine=_machine(cluster, layout.precision),
-            software=_software(row, model, shape.multi_latent_attention, cluster.gpu.name),
+            software=software,
+            published=software,
         )
         measured = _measured(row, case)
     except ValueError as error:
@@ -104,7 +105,7 @@ def _row(path: Path, line: int, row: Mapping[str, str]) -> PublishedRun:
     )  # fmt: skip
 
 
-def _software(row: Mapping[str, str], model: ModelSizes, latent: bool, gpu: str) -> Software:
+def _program(row: Mapping[str, str], model: ModelSizes, latent: bool, gpu: str) -> PublishedProgram:
     base, year = program(row, model.gated), when(row)
     return replace(on_card(base, model.head_dim, latent, generation(gpu), year), card_age=card_age(gpu, year))
 

@@ -5,11 +5,10 @@ import csv
 import pytest
 
 from models.costs.flops import flops_per_token
-from models.costs.program import Software
 from models.costs.sizes import sizes
 from tests.planner.benchmarked import BENCHMARKED
 from tests.planner.models import shape_of
-from tests.planner.programs import on_card, program, when
+from tests.planner.programs import PublishedProgram, on_card, program, when
 from tests.planner.recipes import RECIPES, recipe, release
 from tests.planner.rows import PUBLISHED, PublishedRun, read
 from tools.plan.cost.hardware import card_age
@@ -72,12 +71,12 @@ def test_how_old_a_card_was_to_its_software(source: str, year: int, expected: fl
 
 def test_heads_wider_than_128_had_no_fused_attention_on_blackwell(rows: dict[str, PublishedRun]) -> None:
     """Before Transformer Engine 2.5 latent attention wrote its scores; Nemotron went through FlashAttention 2."""
-    latent, wide = rows["r0575"].case.software, rows["r0565"].case.software
+    latent, wide = rows["r0575"].case.published, rows["r0565"].case.published
     assert (latent.flash_attention, wide.flash_attention, wide.newest_attention) == (False, True, False)
-    plain = Software()
+    plain = PublishedProgram()
     for head_dim, generation, year in ((128, "blackwell", 2025.3), (192, "hopper", 2025.3), (192, "blackwell", 2025.6)):
         assert on_card(plain, head_dim, True, generation, year) == plain
-    assert rows["r0844"].case.software.flash_attention  # the same model in 25.11
+    assert rows["r0844"].case.published.flash_attention  # the same model in 25.11
     assert not on_card(plain, 192, True, "blackwell", 2025.3).flash_attention
 
 
@@ -127,9 +126,9 @@ def test_whose_tensor_parallelism_overlaps() -> None:
 
 
 def test_llm_foundry_by_its_strategy_and_its_composer(rows: dict[str, PublishedRun]) -> None:
-    small, large, earlier = (rows[name].case.software for name in ("r0290", "r0278", "r0296"))
-    assert small.gathers_once and not large.gathers_once and not earlier.gathers_once
-    assert [own.gradient_bytes for own in (small, large, earlier)] == [4, 4, 2]
+    found = [rows[name].case for name in ("r0290", "r0278", "r0296")]  # small, large, earlier
+    assert [case.published.gathers_once for case in found] == [True, False, False]
+    assert [case.software.gradient_bytes for case in found] == [4, 4, 2]
 
 
 @pytest.mark.parametrize(

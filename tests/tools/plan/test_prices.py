@@ -8,9 +8,10 @@ import pytest
 
 from models.costs.candidate import Candidate, Zero
 from models.costs.peak import PeakBytes, memory
-from models.costs.program import OURS, Software, sharded
+from models.costs.program import AS_OURS, Published, Software, sharded
 from models.costs.sizes import ModelSizes, sizes
 from models.families import named
+from tests.planner.programs import PublishedProgram
 from tools import clusters
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants, fitted
@@ -20,6 +21,8 @@ from tools.plan.cost.links import exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
 from tools.plan.cost.sharding import UPDATE_BYTES, rank_parameters
 from tools.plan.cost.step import StepTimes, step_times
+
+OURS = PublishedProgram(balanced_experts=False)
 
 
 def priced(
@@ -32,6 +35,7 @@ def priced(
         layout=layout,
         machine=machine(clusters.load(cluster), layout.precision),
         software=software,
+        published=software if isinstance(software, Published) else AS_OURS,
     )
     columns = PricedColumns([case])
     return step_times(columns, fitted()), memory(columns, [shape], [layout])
@@ -114,7 +118,9 @@ def test_an_all_to_all_is_a_send_to_each_rank() -> None:
         model, layout = sizes(named("qwen3_235b_a22b"), 4096), Candidate(ep=size, dp=size)
         for once in (False, True):
             software = dataclasses.replace(OURS, sends_once=once)
-            columns = PricedColumns([PricedCase(model=model, layout=layout, machine=own, software=software)])
+            columns = PricedColumns(
+                [PricedCase(model=model, layout=layout, machine=own, software=software, published=software)]
+            )
             ranks, one = np.array([float(size)]), np.ones(1)
             found = exchange_s(columns, fitted(), np.zeros(1), ranks, one, one)
             expected = latency(columns, fitted(), ranks, one) if once else fitted().collective_s + sum(each)
@@ -163,7 +169,9 @@ def test_each_expert_is_a_launch_but_where_one_kernel_does_all() -> None:
     """16 of 128 experts are on a rank, with a product each way; the router is one more."""
     own, shape = machine(clusters.load("b200_ib"), "bf16"), sizes(named("qwen3_235b_a22b"), 4096)
     for software, launches in ((OURS, 33), (dataclasses.replace(OURS, fused_experts=True), 3)):
-        columns = PricedColumns([PricedCase(model=shape, layout=EXPERTS, machine=own, software=software)])
+        columns = PricedColumns(
+            [PricedCase(model=shape, layout=EXPERTS, machine=own, software=software, published=software)]
+        )
         slow, fast = (
             routed_products(columns, dataclasses.replace(fitted(), launch_s=launch_s)) for launch_s in (1.0, 0.0)
         )
@@ -269,10 +277,13 @@ def test_biases_of_experts_are_passes_of_their_own() -> None:
     model = dataclasses.replace(sizes(named("qwen3_30b_a3b"), 4096), expert_biases=True)
     layout, card = Candidate(ep=8, dp=8, mbs=4), machine(clusters.load("gb200"), "bf16")
 
-    def seconds(software: Software, shape: ModelSizes = model) -> float:
+    def seconds(software: PublishedProgram, shape: ModelSizes = model) -> float:
         return float(
             step_times(
-                PricedColumns([PricedCase(model=shape, layout=layout, machine=card, software=software)]), fitted()
+                PricedColumns(
+                    [PricedCase(model=shape, layout=layout, machine=card, software=software, published=software)]
+                ),
+                fitted(),
             ).total[0]
         )
 
@@ -317,7 +328,9 @@ def test_heads_without_tensor_cores_are_slow() -> None:
     layout, found = dataclasses.replace(BASE, tp=8), []
     for channels in (104, 108):
         model = sizes(dataclasses.replace(shape, kv_channels=channels), 2048)
-        columns = PricedColumns([PricedCase(model=model, layout=layout, machine=own, software=unfused)])
+        columns = PricedColumns(
+            [PricedCase(model=model, layout=layout, machine=own, software=unfused, published=unfused)]
+        )
         found.append(step_times(columns, fitted()).attention)
     assert found[1] > 2 * found[0]
 

@@ -6,17 +6,19 @@ import pytest
 from models.costs.activations import block_bytes
 from models.costs.candidate import Candidate
 from models.costs.cases import MemoryCase, MemoryColumns
-from models.costs.program import OURS, Software
+from models.costs.program import AS_OURS, OURS, Published
 from models.costs.sizes import sizes
 from models.families import named
 
 SEQ = 4096
 
 
-def kept(name: str, precision: str, *, experts: bool = False, software: Software = OURS) -> float:
+def kept(name: str, precision: str, *, experts: bool = False, published: Published = AS_OURS) -> float:
     """Bytes of a block for each token, of one rank alone."""
     layout = Candidate(precision=precision)
-    columns = MemoryColumns([MemoryCase(model=sizes(named(name), SEQ), layout=layout, software=software)])
+    columns = MemoryColumns(
+        [MemoryCase(model=sizes(named(name), SEQ), layout=layout, software=OURS, published=published)]
+    )
     return float(block_bytes(columns, experts=experts).kept[0]) / SEQ
 
 
@@ -45,14 +47,14 @@ def test_experts_keep_neither_their_output_nor_a_second_copy(precision: str, rea
 def test_what_is_computed_again_is_not_kept() -> None:
     hidden, topk, ffn = 2048, 8, 768
     whole = kept("qwen3_30b_a3b", "mxfp8", experts=True)
-    norms = kept("qwen3_30b_a3b", "mxfp8", experts=True, software=Software(recomputes_norms=True))
+    norms = kept("qwen3_30b_a3b", "mxfp8", experts=True, published=Published(recomputes_norms=True))
     assert whole - norms == pytest.approx(2 * hidden * 33 / 32)
-    activation = Software(recomputes_expert_activation=True)
-    assert whole - kept("qwen3_30b_a3b", "mxfp8", experts=True, software=activation) == pytest.approx(
+    activation = Published(recomputes_expert_activation=True)
+    assert whole - kept("qwen3_30b_a3b", "mxfp8", experts=True, published=activation) == pytest.approx(
         topk * ffn * 33 / 32
     )
     queries, values = 128 * 192, 128 * 128
     latents = kept("deepseek_v3", "bf16", experts=True) - kept(
-        "deepseek_v3", "bf16", experts=True, software=Software(recomputes_latents=True)
+        "deepseek_v3", "bf16", experts=True, published=Published(recomputes_latents=True)
     )
     assert latents == pytest.approx(2 * (2 * queries + values))

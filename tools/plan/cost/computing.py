@@ -46,4 +46,4 @@ def computing_s(cases: Sequence[PricedCase], stacks: Sequence[BlockStack], stage
 
 def in_balance(case: PricedCase) -> PricedCase:
     """The same where routing gives every expert as many tokens."""
-    return dataclasses.replace(case, software=dataclasses.replace(case.software, balanced_experts=True))
+    return dataclasses.replace(case, published=dataclasses.replace(case.published, balanced_experts=True))

@@ -34,14 +34,14 @@ def routed_products(columns: PricedColumns, constants: Constants) -> Column:
 
 def _copies(columns: PricedColumns, constants: Constants) -> Column:
     """Of tokens, that the fullest rank sends to experts: one for each expert that a token goes to."""
-    uneven = np.where(columns.software.balanced_experts > 0, 1.0, constants.imbalance)
+    uneven = np.where(columns.published.balanced_experts > 0, 1.0, constants.imbalance)
     return np.asarray(tokens(columns) / columns.layout.tp * columns.model.topk * uneven)
 
 
 def _grouped(columns: PricedColumns, constants: Constants, count: Column, m: Column, n: Column, k: Column) -> Column:
     """``count`` products of the same shape: one after the other, or one kernel for all where experts are fused."""
     m = np.maximum(m, 1e-3)  # models without experts
-    fused = columns.software.fused_experts > 0
+    fused = columns.published.fused_experts > 0
     kernels = np.where(fused, 1.0, count)
     each = product_s(columns, constants, m * count / kernels, n, k, matrices=count / kernels)
     each = each - gap_s(columns, constants)
@@ -63,16 +63,16 @@ def routed_traffic(columns: PricedColumns, constants: Constants) -> Column:
     """Forward: copies of tokens sorted by expert and back, the activation between the products, and casts to fp8; by
     kernels that are as new to a card as all others (``tuned``)."""
     model = columns.model
-    passes = np.where(columns.software.fused_dispatch > 0, 0, 4)  # read and written, before and after
+    passes = np.where(columns.published.fused_dispatch > 0, 0, 4)  # read and written, before and after
     sorting = passes * model.expert_hidden
     small = (columns.format >= 1) & (columns.format <= 3)
-    biased = (model.expert_biases > 0) & (columns.software.fused_experts == 0)
-    adding = np.where(columns.software.fused_dispatch > 0, BIAS_CHANNELS_FP32, BIAS_CHANNELS)
+    biased = (model.expert_biases > 0) & (columns.published.fused_experts == 0)
+    adding = np.where(columns.published.fused_dispatch > 0, BIAS_CHANNELS_FP32, BIAS_CHANNELS)
     sorting = sorting + np.where(biased, adding * model.expert_hidden, 0.0)
     casts = np.where(small, constants.traffic_cast * 2 * (model.expert_hidden + model.expert_ffn), 0.0)
-    lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0)
+    lean = np.where(columns.published.fused_experts > 0, constants.fused_experts, 1.0)
     moved = element_bytes(columns) * _copies(columns, constants) * (sorting + constants.expert_traffic * casts)
-    launches = np.where(small & (columns.software.fused_experts == 0), 2 * model.experts / columns.layout.ep, 0.0)
+    launches = np.where(small & (columns.published.fused_experts == 0), 2 * model.experts / columns.layout.ep, 0.0)
     starts = launches * gap_s(columns, constants)  # a cast of each expert's tokens for each of its products
     routed = lean * moved / columns.machine.memory_bytes_per_s / tuned(columns, constants)
     return routed + starts + activation_s(columns, constants)
@@ -81,7 +81,7 @@ def routed_traffic(columns: PricedColumns, constants: Constants) -> Column:
 def activation_s(columns: PricedColumns, constants: Constants) -> Column:
     """Forward: the memory traffic of the activation between the products, alone."""
     channels = constants.traffic_fused * (2 + columns.model.gated) * columns.model.expert_ffn
-    lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0)
+    lean = np.where(columns.published.fused_experts > 0, constants.fused_experts, 1.0)
     moved = element_bytes(columns) * _copies(columns, constants) * constants.expert_traffic * channels
     return lean * moved / columns.machine.memory_bytes_per_s / tuned(columns, constants)
 
@@ -98,7 +98,7 @@ def slow_gradients_s(columns: PricedColumns, constants: Constants, activation: C
         columns, constants, experts / layout.ep, each, model.expert_ffn / layout.etp, model.expert_hidden
     )
     more = (SLOW_BIAS_GRADIENTS - 1) * (product + activation)
-    return np.where(columns.software.slow_bias_gradients > 0, more, 0.0)
+    return np.where(columns.published.slow_bias_gradients > 0, more, 0.0)
 
 
 def dispatch_s(columns: PricedColumns, constants: Constants) -> Column:
@@ -111,10 +111,10 @@ def dispatch_s(columns: PricedColumns, constants: Constants) -> Column:
     # A microbatch's forward pass hides in another one's backward: the first ones on a stage have none, nor the last.
     alone = np.minimum(1.0, layout.pp / (layout.microbatches * layout.vpp))
     exposed = constants.tp_exposed + (1 - constants.tp_exposed) * alone
-    return 2 * (there + gathered) * np.where(columns.software.overlaps_dispatch > 0, exposed, 1.0)
+    return 2 * (there + gathered) * np.where(columns.published.overlaps_dispatch > 0, exposed, 1.0)
 
 
 def host_s(columns: PricedColumns, constants: Constants) -> tuple[Column, Column]:
     """Forward: what a layer takes at least where the host launches each kernel, and waiting for counts of tokens."""
     launches = np.where(columns.software.graphed > 0, 0.0, constants.expert_host_s)
-    return launches, np.where(columns.software.waits_for_counts > 0, constants.expert_wait_s, 0.0)
+    return launches, np.where(columns.published.waits_for_counts > 0, constants.expert_wait_s, 0.0)

@@ -16,7 +16,7 @@ LOSS_BYTES = 22
 def head_s(columns: PricedColumns, constants: Constants) -> Column:
     """The output layer, in 16 bits as a rule, and the softmax over the vocabulary, on the last stage."""
     local, rows = PADDED * np.ceil(columns.model.vocab / (PADDED * columns.layout.tp)), tokens(columns)
-    product = product_s(columns, constants, rows, local, columns.model.hidden, columns.software.fp8_head == 0)
+    product = product_s(columns, constants, rows, local, columns.model.hidden, columns.published.fp8_head == 0)
     loss = LOSS_BYTES * rows * local / columns.machine.memory_bytes_per_s
     return (3 * product + loss) * (1 + columns.model.extra_heads)
 

@@ -132,7 +132,7 @@ def _collectives(columns: PricedColumns) -> Column:
     forward, backward = (np.where(split, SPLIT[way], WHOLE[way]) for way in (0, 1))
     whole = forward * (1 + columns.recomputes("full")) + backward
     whole = whole * _whole_blocks(columns, mixer=0.5)
-    return np.where((layout.tp > 1) & (columns.software.tp_overlap == 0), whole, 0.0)
+    return np.where((layout.tp > 1) & (columns.published.tp_overlap == 0), whole, 0.0)
 
 
 def _whole_blocks(columns: PricedColumns, *, mixer: float) -> Column | float:

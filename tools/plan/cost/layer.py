@@ -105,7 +105,7 @@ def block_of_kind(columns: PricedColumns, constants: Constants, kind: str) -> tu
     again = _again(columns, forward, core, mlp, moved, mlp + routed + routing + ep if experts else none)
     again = again + _modules_again(columns, constants, experts=experts)
     if kind[-1] == "-":
-        spared = columns.recomputes("full") & (columns.software.stops_early > 0)
+        spared = columns.recomputes("full") & (columns.published.stops_early > 0)
         again = again - np.where(spared, _last_product(columns, constants, width), 0.0)
     times = BlockTimes(
         products=3 * (attend + mlp + routed),
@@ -142,14 +142,14 @@ def _again(
 
 def _modules_again(columns: PricedColumns, constants: Constants, *, experts: bool) -> Column:
     """Modules that a recipe recomputes one by one: norms, experts' activation, latent attention's up-projections."""
-    software, rows = columns.software, tokens(columns)
+    published, rows = columns.published, tokens(columns)
     whole = np.where(columns.layout.sequence_parallel > 0, columns.layout.tp, 1)
     norms = element_bytes(columns) * rows * 4 * columns.model.hidden / whole * constants.traffic_fused
-    found = np.where(software.recomputes_norms > 0, norms / columns.machine.memory_bytes_per_s, 0.0)
+    found = np.where(published.recomputes_norms > 0, norms / columns.machine.memory_bytes_per_s, 0.0)
     if experts:
-        found = found + np.where(software.recomputes_expert_activation > 0, activation_s(columns, constants), 0.0)
+        found = found + np.where(published.recomputes_expert_activation > 0, activation_s(columns, constants), 0.0)
     up = sum(product_s(columns, constants, rows, n, k) for n, k in columns.matrices[1:3])
-    latent = (software.recomputes_latents > 0) & (columns.matrices[3][0] > 0)
+    latent = (published.recomputes_latents > 0) & (columns.matrices[3][0] > 0)
     return found + np.where(latent, up, 0.0)
 
 
@@ -179,20 +179,20 @@ def _core_attention(columns: PricedColumns, constants: Constants) -> tuple[Colum
     )  # fmt: skip
     piece = model.seq_length / layout.cp  # a ring attends to one context rank's keys after the other
     share = np.array(by_generation)[columns.generation]
-    older = (columns.software.newest_attention == 0) & (columns.generation >= GENERATIONS.index("hopper"))
+    older = (columns.published.newest_attention == 0) & (columns.generation >= GENERATIONS.index("hopper"))
     narrow = np.minimum(1.0, (model.head_dim / 128) ** NARROW_HEADS)
     share = np.where(older, constants.flash_2, share) * narrow
     share = share * np.where(machine.fast_exponentials > 0, constants.flash_ultra, 1.0)
-    share = share * np.where(columns.software.fp8_attention > 0, constants.fp8_attention, 1.0)
+    share = share * np.where(columns.published.fp8_attention > 0, constants.fp8_attention, 1.0)
     share = share * tuned(columns, constants) * piece / (piece + constants.flash_ramp)
-    share = share * columns.software.power_share * machine.sustained
+    share = share * columns.published.power_share * machine.sustained
     flash = flops / (machine.attention_flops * share) + gap_s(columns, constants)
     scores = 2.0 * model.heads * queries * model.seq_length
     short = model.head_dim / (model.head_dim + 64)  # inner dim of the scores' product
     slower = np.where(np.mod(model.head_dim, 8) > 0, MISALIGNED_HEADS, 1.0)
     plain = 2 * slower * flops / (machine.attention_flops * constants.gemm_ampere * short)
     plain = plain + constants.score_passes * scores / machine.memory_bytes_per_s + 5 * gap_s(columns, constants)
-    kept = columns.software.flash_attention > 0
+    kept = columns.published.flash_attention > 0
     return np.where(kept, flash, plain), np.where(kept, FLASH_BACKWARD * flash, 2 * plain)
 
 
@@ -221,7 +221,7 @@ def _tensor_parallel(columns: PricedColumns, constants: Constants) -> Column:
     layout = columns.layout
     whole = element_bytes(columns) * tokens(columns) * columns.model.hidden
     once = gather_s(columns, constants, whole, layout.tp, np.ones(columns.count))
-    return 4 * once * np.where(columns.software.tp_overlap > 0, constants.tp_exposed, 1.0)
+    return 4 * once * np.where(columns.published.tp_overlap > 0, constants.tp_exposed, 1.0)
 
 
 def _context_parallel(columns: PricedColumns, constants: Constants, core: Column) -> Column:

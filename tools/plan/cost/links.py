@@ -77,7 +77,7 @@ def exchange_s(
     machine = columns.machine
     near = ranks_in_domain(columns, size, stride)
     domains, copies = np.maximum(1, size / near), np.maximum(1, copies)
-    once = columns.software.sends_once > 0
+    once = columns.published.sends_once > 0
     to_ranks, to_domains = (
         np.where(once, places * (1 - (1 - 1 / places) ** copies) / copies, 1.0) for places in (size, domains)
     )

@@ -44,7 +44,7 @@ def widths(columns: PricedColumns, symbol: str) -> tuple[Column, Column]:
 def scan_s(columns: PricedColumns, constants: Constants, symbol: str) -> tuple[Column, Column]:
     """Forward and backward seconds of the products between the projections. Kernels multiply whole chunks, and mask."""
     flops = _mamba_flops(columns) if symbol == "M" else _delta_flops(columns)
-    share = SCAN_SHARE * tuned(columns, constants) * columns.software.power_share * columns.machine.sustained
+    share = SCAN_SHARE * tuned(columns, constants) * columns.published.power_share * columns.machine.sustained
     products = tokens(columns) / columns.layout.tp * flops / (columns.machine.attention_flops * share)
     starts = SCAN_KERNELS * gap_s(columns, constants)
     return products + starts, SCAN_BACKWARD * products + 2 * starts

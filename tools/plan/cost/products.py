@@ -36,7 +36,7 @@ def share_of_peak(columns: PricedColumns, constants: Constants, formats: NDArray
         ),
     }
     table = np.array([by_format[generation] for generation in GENERATIONS])
-    clock = columns.software.power_share * columns.machine.sustained
+    clock = columns.published.power_share * columns.machine.sustained
     return np.asarray(table[columns.generation, formats] * tuned(columns, constants) * clock)
 
 
@@ -76,7 +76,7 @@ def moved_s(columns: PricedColumns, m: Column, n: Column, k: Column, matrices: C
 
 def gap_s(columns: PricedColumns, constants: Constants) -> Column:
     """Between two kernels: queued one behind the other, or each waited for."""
-    return np.where(columns.software.waits_for_kernels > 0, constants.blocked_s, constants.launch_s)
+    return np.where(columns.published.waits_for_kernels > 0, constants.blocked_s, constants.launch_s)
 
 
 def shape_share(columns: PricedColumns, constants: Constants, m: Column, n: Column, k: Column) -> Column:

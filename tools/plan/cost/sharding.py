@@ -110,7 +110,7 @@ def _replicated(columns: PricedColumns, constants: Constants, forward: Column, b
     wide = columns.software.gradient_bytes
     # Without the distributed optimizer gradients are all-reduced, and no weights gathered; some do both.
     weight_bytes = np.where(layout.zero == 0, wide, _weight_bytes(columns))
-    weight_bytes = weight_bytes + np.where(columns.software.all_reduces * (layout.zero > 0) > 0, wide, 0)
+    weight_bytes = weight_bytes + np.where(columns.published.all_reduces * (layout.zero > 0) > 0, wide, 0)
     once = np.ones(columns.count)
     reduce, gather = (_collected_s(columns, constants, size, (once, once)) for size in (wide, weight_bytes))
     backward, forward = backward * rounds, forward * rounds
@@ -144,7 +144,7 @@ def _fully_sharded(columns: PricedColumns, constants: Constants, forward: Column
     gather = _collected_s(columns, constants, _weight_bytes(columns), calls)
     reduce = _collected_s(columns, constants, software.gradient_bytes, calls)
     ahead = np.where(layout.zero == 2, 1, count)
-    again = np.where((layout.zero == 2) | (software.gathers_once > 0), 0, count)
+    again = np.where((layout.zero == 2) | (columns.published.gathers_once > 0), 0, count)
     reductions = np.where(software.reduces_every_microbatch > 0, count, 1)
     moved, room = ahead * gather, ROOM * ahead * forward
     # Of a whole model on each rank, embedding and output layer are gathered once a microbatch.

@@ -67,7 +67,7 @@ def step_times(columns: PricedColumns, constants: Constants) -> StepTimes:
     found.optimizer = optimizer_s(columns, constants)
     found.host = _host_bound(columns, (first, middle, last), steady + accumulate + sent)
     jitter = constants.jitter * np.log2(np.maximum(1.0, layout.tp * layout.cp * layout.pp * layout.dp / 8))
-    more = jitter + columns.software.slow_host - 1
+    more = jitter + columns.published.slow_host - 1
     found.other = constants.fixed_s + more * (found.total + constants.fixed_s)
     return found
 
@@ -109,15 +109,15 @@ def _by_kinds(columns: PricedColumns, constants: Constants, mean: BlockTimes) ->
 
 
 def _sends(columns: PricedColumns, constants: Constants) -> Column:
-    """Exposed seconds per microbatch: an activation and its gradient cross to the next stage, chunk by chunk."""
+    """Exposed seconds per microbatch: an activation and its gradient cross to the next stage, chunk by chunk; each TP
+    rank sends a piece (arXiv:2104.04473, section 4.1)."""
     layout, machine = columns.layout, columns.machine
     stride = layout.tp * layout.cp * layout.dp
     near = within_domain(columns, np.full(columns.count, 2.0), stride)
     rate = np.where(near, machine.scale_up_bytes_per_s * machine.nvlink_share, machine.nic_bytes_per_s * constants.nics)
-    split = np.where(columns.software.splits_sends > 0, layout.tp, 1)
-    piece = element_bytes(columns) * tokens(columns) * columns.model.hidden / split
+    piece = element_bytes(columns) * tokens(columns) * columns.model.hidden / layout.tp
     once = piece / rate + np.where(near, machine.scale_up_latency_s, machine.nic_latency_s)
-    exposed = np.where(columns.software.p2p_overlap * (layout.vpp > 1) > 0, constants.p2p_hidden, constants.p2p)
+    exposed = np.where(columns.published.p2p_overlap * (layout.vpp > 1) > 0, constants.p2p_hidden, constants.p2p)
     return np.where(layout.pp > 1, 2 * layout.vpp * once * exposed, 0.0)
 
 
