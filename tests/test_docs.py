@@ -36,7 +36,7 @@ PAGES = [
 NEEDS = {"SLURM", "a GPU", "the network", "your files", "minutes"}
 """minutes: longer than a test may take."""
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
-ENDS = re.compile(r"\s(?:\d?>|\||&&)\s.*|[;)].*")
+ENDS = re.compile(r"\s(?:\d?>|\||&&)\s.*|\s&$|[;)].*")
 """Where a command ends within a line of shell."""
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.faults.soak --minutes 30 [--folder runs/soak] [--page docs/examples/report.html] [--seed N]
 
-pretrain_gpt.py on 4 local ranks under tools.supervise. Ranks and launchers get SIGKILL, a rank SIGSTOP, a microbatch
+pretrain_gpt.py on 4 local ranks under tools/supervise/loop.sh. Ranks and launchers get SIGKILL, a rank SIGSTOP, a batch
 becomes NaN, the run is asked to save and go on, its layout changes. Each fault is written down when it is injected, and
 at the end compared with what the run's history and page say. Exit code 1 where they differ.
 """
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         program = [sys.executable, "-m", "tests.faults.soak_program", RECIPE.name, "--run_dir", RUN]
         program += ["--train.train_iters", str(int(job.minutes * ITERATIONS_PER_MINUTE))]
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "tools.supervise", "--run_dir", RUN, "--backoff_s", "1", "--", *program],
-            cwd=folder, env=environ, stdout=console, stderr=console,
+            [ROOT / "tools/supervise/loop.sh", *program], cwd=folder, stdout=console, stderr=console,
+            env=environ | {"PYTHON": sys.executable, "RUN_DIR": RUN, "BACKOFF_S": "1"},
         )  # fmt: skip
         try:
             injected = Injector(folder, supervisor, Random(job.seed)).run(60 * job.minutes)

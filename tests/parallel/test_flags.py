@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from parallel.flags import number_problems, parse_flags
-from tools.supervise.__main__ import main as supervise
+from tools.doctor.__main__ import main as doctor
 
 
 @dataclass(kw_only=True)
@@ -71,8 +71,8 @@ def test_a_number_that_no_flag_means_is_named(words: str, says: str) -> None:
     assert not number_problems(parse_flags(Wait, ["--tokens", "15e12"], "python -m wait"))
 
 
-@pytest.mark.parametrize("flag", ["--backoff_s", "--max_backoff_s", "--notice_interval_s"])
+@pytest.mark.parametrize("flag", ["--meeting_s", "--time_limit_s", "--free_gib"])
 @pytest.mark.parametrize("value", ["nan", "inf", "1e300"])
-def test_a_supervisor_waits_no_such_time(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert supervise([flag, value, "--run_dir", "x", "--", "true"]) == 2
-    assert f"tools.supervise: {flag} must be" in capsys.readouterr().err
+def test_a_doctor_waits_no_such_time(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor([flag, value]) == 2
+    assert f"doctor: {flag} must be" in capsys.readouterr().err

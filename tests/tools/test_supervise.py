@@ -3,7 +3,6 @@
 tests/tools/test_supervise_runs.py does the same with real runs.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -14,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tools.supervise.__main__ import run_dir_of
-from tools.supervise.notice import Notice
 from training.watchdog.process import lives
 from waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+LOOP = str(ROOT / "tools/supervise/loop.sh")
 STAND_IN = """
 import os, signal, sys, time
 from pathlib import Path
@@ -65,19 +63,18 @@ sys.exit(int(word) if word.isdigit() else 0)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a supervisor of a stand-in, attempt by attempt as the words say; what still runs in the end is killed."""
+    """Starts a loop around a stand-in, attempt by attempt as the words say; what still runs in the end is killed."""
     started: list[subprocess.Popen[str]] = []
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     (tmp_path / "run").mkdir()
 
-    def begin(*words: str, flags: tuple[str, ...] = (), command: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        ours = ["--run_dir", str(tmp_path / "run"), "--backoff_s", "0.1", "--max_attempts", "3", *flags]
-        theirs = [*command, sys.executable, str(script), str(tmp_path / "run"), *words]
+    def begin(*words: str, command: tuple[str, ...] = (), **environ: str) -> subprocess.Popen[str]:
+        ours = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "RUN_DIR": str(tmp_path / "run")}
         started.append(subprocess.Popen(
-            [sys.executable, "-m", "tools.supervise", *ours, "--", *theirs], cwd=ROOT, text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup has it ignored
+            [LOOP, *command, sys.executable, str(script), str(tmp_path / "run"), *words], cwd=ROOT, text=True,
+            env=os.environ | ours | {"BACKOFF_S": "0", "MAX_ATTEMPTS": "3"} | environ, stderr=subprocess.PIPE,
+            start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup ignores it
         ))  # fmt: skip
         return started[-1]
 
@@ -91,7 +88,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 @pytest.mark.parametrize(
     ("words", "code", "attempts", "says"),
     [
-        (["1", "137", "done"], 0, 3, "attempt 3: done"),
+        (["1", "137", "done"], 0, 3, "supervise: done"),
         (["3"], 3, 3, "3 failures in a row without a new checkpoint: not started again"),
         (["1", "1", "further1", "1", "1", "done"], 0, 6, "iteration 30; there is a new checkpoint: started again"),
         (["1", "2", "done"], 2, 2, "bad input"),
@@ -110,11 +107,14 @@ def test_it_is_started_again_by_the_rule(
     assert len((tmp_path / "run/attempts.jsonl").read_text().splitlines()) == attempts
 
 
-def test_the_pause_doubles_up_to_its_limit(start: Callable[..., subprocess.Popen[str]]) -> None:
-    flags = ("--max_attempts", "6", "--backoff_s", "0.01", "--max_backoff_s", "0.05")
-    _, said = start("1", "1", "1", "1", "further1", "1", "done", flags=flags).communicate(timeout=120)
-    pauses = [line.rpartition(" in ")[2] for line in said.splitlines() if "started again" in line]
-    assert pauses == ["0.01 s", "0.02 s", "0.04 s", "0.05 s", "0.01 s", "0.01 s"]
+def test_the_pause_doubles_up_to_its_limit(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sleep").write_text(f"#!/bin/sh\necho $1 >> {tmp_path}/pauses\n")
+    (tmp_path / "bin/sleep").chmod(0o755)
+    limits = {"MAX_ATTEMPTS": "6", "BACKOFF_S": "1", "MAX_BACKOFF_S": "5"}
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    start("1", "1", "1", "1", "75", "further1", "1", "done", **limits, PATH=path).communicate(timeout=120)
+    assert (tmp_path / "pauses").read_text().split() == ["1", "2", "4", "5", "1", "2"]
 
 
 SHELL = ("sh", "-c", '"$@"; exit 1', "sh")
@@ -138,7 +138,7 @@ def test_a_signal_ends_it_for_good(
     assert supervisor.returncode == 75, said
     assert f"ended by {number.name}; the same command continues" in said
     assert (tmp_path / "run/started").read_text() == "x"
-    assert (tmp_path / "run/heard").read_text() == f"{15 if number == signal.SIGHUP else number.value}\n"
+    assert (tmp_path / "run/heard").read_text() == f"{signal.SIGTERM.value}\n"
     assert not lives(int((tmp_path / "run/pid").read_text()), None)
 
 
@@ -182,7 +182,7 @@ def test_what_comes_soon_after_says_nothing_new(start: Callable[..., subprocess.
 
 
 def test_a_signal_ends_the_pause(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    supervisor = start("1", flags=("--backoff_s", "600", "--max_backoff_s", "600"))
+    supervisor = start("1", BACKOFF_S="600")
     until((tmp_path / "run/attempts.jsonl").exists)
     time.sleep(0.2)
     supervisor.send_signal(signal.SIGTERM)
@@ -198,78 +198,35 @@ def test_a_killed_supervisor_leaves_nothing(start: Callable[..., subprocess.Pope
     until(lambda: not lives(int((tmp_path / "run/pid").read_text()), None))
 
 
-def test_orphans_are_ended_before_the_next_attempt(tmp_path: Path) -> None:
+def test_orphans_are_ended_before_the_next_attempt(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     """As the ranks of a torchrun that was killed: their parent is gone and they have sessions of their own."""
-    code = f"""
-import os, signal, sys
-from tools.supervise import child
-child.WRITERS_S = child.RANKS_S = 0.2
-command = ["sh", "-c", "setsid sleep 600 & echo $! > {tmp_path}/pid; kill -9 $$"]
-one = child.Child(command, os.environ)
-while one.code() is None:
-    pass
-print(one.code(), one.end_leftovers())
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "137 1\n", done.stderr
-    assert not lives(int((tmp_path / "pid").read_text()), None)
-
-
-def test_a_notice_saves_and_nothing_starts_while_it_stands(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    notice = tmp_path / "notice"
-    supervisor = start("wait", "done", flags=("--notice_command", f"test -e {notice}", "--notice_interval_s", "0.1"))
-    until((tmp_path / "run/pid").exists)
-    notice.touch()
-    until((tmp_path / "run/attempts.jsonl").exists)
-    time.sleep(0.5)
-    assert (tmp_path / "run/started").read_text() == "x"
-    notice.unlink()
-    _, said = supervisor.communicate(timeout=60)
+    orphan = 'setsid "$1" "$2" "$3" wait & while [ ! -e "$3/pid" ]; do :; done; kill -9 $$'
+    supervisor = start("done", command=("sh", "-c", f'if [ -e "$3/pid" ]; then exec "$@"; else {orphan}; fi', "sh"))
+    _, said = supervisor.communicate(timeout=120)
     assert supervisor.returncode == 0, said
-    assert "notice: this machine is about to be taken away" in said
-    assert (tmp_path / "run/heard").read_text() == f"{signal.SIGUSR2.value}\n"
-    first = json.loads((tmp_path / "run/attempts.jsonl").read_text().splitlines()[0])
-    assert (first["requeue"], first["after"]) == (True, 1)
-
-
-def test_a_notice_command_that_hangs_or_fails_is_no_notice() -> None:
-    now = [0.0]
-    for command in ("exec sleep 600", "no-such-command"):
-        notice = Notice(command, 5.0, lambda: now[0])
-        for _ in range(20):
-            now[0] += 3.0
-            time.sleep(0.01)
-            assert notice.poll() is False
-        notice.close()
-    assert Notice("", 0.0).poll() is False
+    pid = int((tmp_path / "run/pid").read_text())
+    assert f"process {pid} was left over: SIGTERM" in said
+    assert "stopped on request with a checkpoint of iteration 1" in said  # the orphan has saved
+    assert not lives(pid, None)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("command", "environ", "says"),
     [
-        (["--max_attempts", "0", "--", "true"], "--max_attempts must be at least 1, found 0."),
-        (["--run_dir", "x"], "no command. Give it after --"),
-        (["--", "sleep", "1"], "no pretrain_gpt.py in the command 'sleep 1': give the run's folder with --run_dir."),
-        (["--", "python", "pretrain_gpt.py", "no.toml"], "no.toml: no such recipe."),
-        (["--", "python", "pretrain_gpt.py", "--train.trian_iters", "3"], "unknown flag --train.trian_iters."),
-        (["--run_dir", "x", "--", "no-such-command"], "no-such-command cannot be started: No such file or directory."),
+        (["true"], {"MAX_ATTEMPTS": "many"}, "MAX_ATTEMPTS: expected a whole number, found 'many'"),
+        ([], {}, "no command. Usage:"),
+        (["sleep", "1"], {}, "no pretrain_gpt.py in the command 'sleep 1': give the run's folder in RUN_DIR"),
+        (["python", "pretrain_gpt.py", "no.toml"], {}, "no.toml: no such recipe."),
+        (["python", "pretrain_gpt.py", "--train.trian_iters", "3"], {}, "unknown flag --train.trian_iters."),
+        (["no-such-command"], {"RUN_DIR": "x"}, "no-such-command cannot be started: no such program"),
     ],
 )
-def test_mistakes_are_told_at_once(arguments: list[str], says: str, tmp_path: Path) -> None:
+def test_mistakes_are_told_at_once(command: list[str], environ: dict[str, str], says: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tools.supervise", *arguments], cwd=tmp_path, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60,
+        [LOOP, *command], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHON": sys.executable} | environ, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_run_folder_is_the_commands_own(tmp_path: Path) -> None:
-    debug = str(ROOT / "slurm/recipes/debug.toml")
-    assert run_dir_of(["torchrun", "--nnodes", "2", "x/pretrain_gpt.py", debug]) == Path("runs/debug")
-    assert run_dir_of(["python", "pretrain_gpt.py", debug, "--run_dir", "a/b"]) == Path("a/b")
-    assert run_dir_of(["python", "pretrain_gpt.py"]) == Path("runs/run")

@@ -1,4 +1,4 @@
-"""Real runs under a supervisor: ranks are killed, the run goes on by itself, and nothing in it has changed."""
+"""Real runs under tools/supervise/loop.sh: ranks are killed, the run goes on by itself, nothing in it has changed."""
 
 import json
 import os
@@ -27,15 +27,16 @@ pytestmark = pytest.mark.timeout(480)  # four processes import torch twice; othe
 
 @pytest.fixture
 def start(tmp_path: Path, cache_dir: Path) -> Iterator[Start]:
-    """Starts a supervisor of ``pretrain_gpt.py`` in ``run``; what still runs in the end is killed."""
+    """Starts a loop around ``pretrain_gpt.py`` in ``run``; what still runs in the end is killed."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*launcher: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         command = [*launcher, "pretrain_gpt.py", str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), *FLAGS, *flags,
                    "--data.cache_dir", str(cache_dir), *PLAIN]  # fmt: skip
         started.append(subprocess.Popen(
-            [sys.executable, "-m", "tools.supervise", "--backoff_s", "0.1", "--", *command], cwd=runs.ROOT, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            [runs.ROOT / "tools/supervise/loop.sh", *command], cwd=runs.ROOT, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHON": sys.executable, "BACKOFF_S": "0"},
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
         ))  # fmt: skip
         return started[-1]
 
@@ -70,7 +71,7 @@ def check_unchanged(run_dir: Path, prepared: Prepared, tmp_path: Path) -> None:
 
 
 def test_two_hosts_by_plain_torchrun(start: Start, prepared: Prepared, tmp_path: Path) -> None:
-    """docs/without_slurm.md: a supervisor and a torchrun on each host, here two on one."""
+    """docs/without_slurm.md: a loop and a torchrun on each host, here two on one."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     hosts = [
@@ -82,7 +83,7 @@ def test_two_hosts_by_plain_torchrun(start: Start, prepared: Prepared, tmp_path:
     for host in hosts:
         _, said = host.communicate(timeout=400)
         assert host.returncode == 0, said
-        assert "attempt 2: done with a checkpoint of iteration 16" in said
+        assert "supervise: done with a checkpoint of iteration 16" in said
     assert not any(process.is_running() for process in there)
     check_unchanged(tmp_path / "run", prepared, tmp_path)
 
@@ -93,4 +94,4 @@ def test_bad_input_that_torchrun_hides_ends_it_at_once(start: Start, tmp_path: P
     supervisor = start(sys.executable, *torchrun, flags=("--parallel.tensor_model_parallel_size", "4"))
     _, said = supervisor.communicate(timeout=400)
     assert supervisor.returncode == 2, said
-    assert "supervise: attempt 1: bad input, which stays bad: not started again" in said
+    assert "supervise: bad input, which stays bad: not started again" in said

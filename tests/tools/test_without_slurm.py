@@ -5,6 +5,7 @@ No Kubernetes is at hand: the Job itself is not run. tests/test_docs.py looks at
 
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import yaml
 
 from parallel.local_ranks import STOPPED
 from tools.plan.__main__ import main as plan
-from tools.supervise.__main__ import run_dir_of, split
 from tools.supervise.rule import BAD_INPUT
+from training.cli import parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs/without_slurm.md").read_text()
@@ -26,9 +27,16 @@ COMMANDS = [
     for line in block.replace("\\\n", "").splitlines()
     if not line.startswith("#")
 ]
+LOOP = "tools/supervise/loop.sh"
 SERVICE, JOB = list[dict[str, Any]](yaml.safe_load_all((ROOT / "docs/kubernetes_job.yaml").read_text()))
 POD = JOB["spec"]["template"]["spec"]
 CONTAINER = POD["containers"][0]
+
+
+def run_dir_of(words: list[str]) -> str:
+    """The folder that a loop around this command looks at."""
+    assert (ROOT / words[0]).is_file() and words[0] == LOOP
+    return str(parse.parse_config(words[words.index("pretrain_gpt.py") + 1 :]).run_dir)
 
 
 def test_the_pods_find_one_another() -> None:
@@ -50,7 +58,7 @@ def test_exit_codes_mean_what_they_mean_here() -> None:
     assert named == {CONTAINER["name"]}
     assert {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]} in rules
     assert POD["restartPolicy"] == "Never"
-    assert POD["terminationGracePeriodSeconds"] >= 300  # what the supervisor gives torchrun
+    assert POD["terminationGracePeriodSeconds"] >= 300  # what the loop gives torchrun
 
 
 def test_its_command_is_one_of_ours() -> None:
@@ -58,11 +66,10 @@ def test_its_command_is_one_of_ours() -> None:
     assert CONTAINER["command"] == ["sh", "-c"]
     subprocess.run(["sh", "-n", "-c", script], check=True)
     words = shlex.split(script)
-    assert words[:5] == ["exec", "python", "-m", "tools.supervise", "--"]
-    at = words.index("--") + 1
-    run_dir = run_dir_of([str(ROOT / word) if word.endswith(".toml") else word for word in words[at:]])
+    assert words[0] == "exec"
+    run_dir = run_dir_of([str(ROOT / word) if word.endswith(".toml") else word for word in words[1:]])
     mounted = [mount["mountPath"] for mount in CONTAINER["volumeMounts"]]
-    assert str(run_dir.parent) in mounted
+    assert str(Path(run_dir).parent) in mounted
     gpus = CONTAINER["resources"]["limits"]["nvidia.com/gpu"]
     assert words[words.index("--nproc-per-node") + 1] == str(gpus)
     assert {volume["name"] for volume in POD["volumes"]} == {mount["name"] for mount in CONTAINER["volumeMounts"]}
@@ -70,8 +77,8 @@ def test_its_command_is_one_of_ours() -> None:
 
 def test_commands_on_the_page_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    supervised = [shlex.split(line) for line in COMMANDS if "tools.supervise --" in line]
-    assert [str(run_dir_of(split(words)[1])) for words in supervised] == ["runs/demo", "runs/llama3_8b"]
+    looped = [shlex.split(line) for line in COMMANDS if line.startswith(LOOP) and line[-1] != "&"]
+    assert [run_dir_of(words) for words in looped] == ["runs/demo", "runs/llama3_8b"]
 
 
 def test_the_simulation_on_the_planners_page_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,9 +88,27 @@ def test_the_simulation_on_the_planners_page_is_what_is_printed(capsys: pytest.C
     assert shown in capsys.readouterr().out
 
 
-def test_notice_commands_are_whole() -> None:
-    notices = [shlex.split(line) for line in COMMANDS if line.startswith("--notice_command")]
+def test_a_notice_ends_the_loop(tmp_path: Path) -> None:
+    """As the page has it, with a stand-in for the loop and a file for the cloud's notice."""
+    (block,) = [block for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "notice()" in block]
+    notices = [line for line in block.splitlines() if "notice()" in line]
     assert len(notices) == 4
-    for flag, command in notices:
-        assert flag == "--notice_command"
-        subprocess.run(["sh", "-n", "-c", command], check=True)
+    for one in notices:
+        subprocess.run(["bash", "-n", "-c", one.lstrip("# ")], check=True)
+    (tmp_path / "stop_soon").touch()
+    script = block.replace(block[block.index(LOOP) :].partition(" &")[0], "sleep 600")
+    script = script.replace("/shared/stop_soon", str(tmp_path / "stop_soon"))
+    done = subprocess.run(["bash", "-c", script], timeout=60)
+    assert done.returncode == 143  # the stand-in's; the loop's is 75
+
+
+def test_the_unit_is_one_of_systemds(tmp_path: Path) -> None:
+    (unit,) = re.findall(r"```ini\n(.*?)```", PAGE, re.DOTALL)
+    assert str(run_dir_of(shlex.split(unit.partition("ExecStart=/triplane/")[2].splitlines()[0]))) == "runs/llama3_8b"
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    (tmp_path / "triplane.service").write_text(unit.replace("/triplane/tools", f"{ROOT}/tools"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", tmp_path / "triplane.service"], capture_output=True, text=True, timeout=60
+    )
+    assert [line for line in done.stderr.splitlines() if "triplane.service" in line] == []

@@ -1,6 +1,6 @@
 """RUN_DIR/attempts.jsonl: what happened to a run, one JSON object per attempt to run it.
 
-Written by the process that decides about the next attempt: the batch script, or one supervisor on each host.
+Written by what decides about the next attempt: the batch script, or one loop on each host.
 """
 
 import errno
@@ -23,7 +23,7 @@ class AttemptRecord:
 
     attempt: RunAttempt
     job: str
-    """Whose budget it counts against: the batch job, requeued or not, or one start of a supervisor."""
+    """Whose budget it counts against: the batch job, requeued or not, or one start of a loop."""
     time: str = ""
     """When it ended, UTC."""
     nodes: str = ""

@@ -1,4 +1,4 @@
-"""Whether to start a run again after an attempt ended; one line says why. slurm/pretrain.sbatch asks this.
+"""Whether to start a run again after an attempt ended, and one line why: pretrain.sbatch and loop.sh ask this.
 
     python -m tools.supervise.decide --run_dir DIR --exit_code N [--max_attempts 5] [--bad_node NAME ...]
 
@@ -55,15 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = parse_flags(Decide, argv, "python -m tools.supervise.decide", __doc__)
     if job.exclude_file is not None:
         check_file(job.exclude_file, "--exclude_file", is_list_of_nodes, ("excluded_nodes.*",))
-    decision = settle(
-        job.run_dir,
-        job.exit_code,
-        job=os.environ.get("SLURM_JOB_ID", ""),
-        nodes=nodes_of(os.environ),
-        single_node=os.environ.get("SLURM_JOB_NUM_NODES", "1") == "1",
-        max_attempts=job.max_attempts,
-        bad_nodes=job.bad_node,
-    )
+    decision = settle(job, os.environ)
     if job.exclude_file is not None:
         text = "".join(f"{node}\n" for node in decision.exclude)
         with contextlib.suppress(OSError):  # a hint; what decides is the exit code
@@ -72,49 +64,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if decision.again else 1
 
 
-def nodes_of(environ: Mapping[str, str]) -> str:
-    """Where this runs: the job's nodes as SLURM writes them, or this host."""
-    return environ.get("SLURM_JOB_NODELIST") or socket.gethostname()
+def settle(job: Decide, environ: Mapping[str, str]) -> Decision:
+    """Decide by what lies in the run's folder, and remember it there.
 
-
-def settle(
-    run_dir: Path,
-    exit_code: int,
-    *,
-    job: str,
-    nodes: str,
-    max_attempts: int,
-    bad_nodes: Sequence[str] = (),
-    single_node: bool = False,
-    before: int | None = None,
-    seen: Mapping[str, int] | None = None,
-    ended_by: str = "",
-) -> Decision:
-    """Decide by what lies in ``run_dir``, and remember it there.
-
-    before, seen: checkpoint and markers at the attempt's start, if they were read; else those at the end of the
-    last attempt that is on record. ended_by: who asked for no further attempt, if anyone did. single_node: a verdict
-    cannot tell a bad node from a bad program where there is only one. Where nothing can be remembered nothing is
-    started again: a crash loop would have no end.
+    Where nothing can be remembered nothing is started again: a crash loop would have no end.
     """
+    name = environ.get("SLURM_JOB_ID", "")
     try:
-        records, damaged = attempts.read(run_dir)
-        own = attempts.of_job(records, job)
-        attempt, markers = _attempt(run_dir, exit_code, own or records, before, seen)
-        decision = rule.decide(attempt, [record.attempt for record in own], max_attempts)
-        exclude = [*(own[-1].exclude if own else ()), *bad_nodes, *(() if single_node else decision.exclude)]
+        records, damaged = attempts.read(job.run_dir)
+        own = attempts.of_job(records, name)
+        attempt, markers = _attempt(job, own or records)
+        decision = rule.decide(attempt, [record.attempt for record in own], job.max_attempts)
+        # A verdict cannot tell a bad node from a bad program where there is only one.
+        named = decision.exclude if environ.get("SLURM_JOB_NUM_NODES", "1") != "1" else ()
+        exclude = [*(own[-1].exclude if own else ()), *job.bad_node, *named]
         lost = f" ({damaged} unreadable lines in {attempts.ATTEMPTS} are left out)" if damaged else ""
         decision = replace(decision, why=decision.why + lost, exclude=tuple(dict.fromkeys(exclude)))
-        if ended_by and decision.again:
-            why = f"{rule.how(decision.exit_code)}, ended by {ended_by}; the same command continues {run_dir}"
-            decision = replace(decision, again=False, why=why)
         attempts.append(
-            run_dir,
+            job.run_dir,
             AttemptRecord(
                 attempt=attempt,
-                job=job,
+                job=name,
                 time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                nodes=nodes,
+                nodes=environ.get("SLURM_JOB_NODELIST") or socket.gethostname(),
                 again=decision.again,
                 why=decision.why,
                 exclude=decision.exclude,
@@ -122,29 +94,21 @@ def settle(
             ),
         )
     except OSError as error:
-        path = run_dir / attempts.ATTEMPTS
-        why = f"{rule.how(exit_code)}; attempts cannot be counted in {path} ({error.strerror}): not started again"
-        return Decision(again=False, why=why, exit_code=exit_code, exclude=tuple(bad_nodes))
+        path = job.run_dir / attempts.ATTEMPTS
+        why = f"{rule.how(job.exit_code)}; attempts cannot be counted in {path} ({error.strerror}): not started again"
+        return Decision(again=False, why=why, exit_code=job.exit_code, exclude=job.bad_node)
     return decision
 
 
-def _attempt(
-    run_dir: Path,
-    exit_code: int,
-    earlier: Sequence[AttemptRecord],
-    before: int | None,
-    seen: Mapping[str, int] | None,
-) -> tuple[RunAttempt, dict[str, int]]:
-    """The attempt that just ended, and the markers that are there now."""
-    last = earlier[-1] if earlier else None
-    if seen is None:
-        before, seen = (last.attempt.after, last.markers) if last else (None, {})
+def _attempt(job: Decide, earlier: Sequence[AttemptRecord]) -> tuple[RunAttempt, dict[str, int]]:
+    """The attempt that just ended, by what has changed since the last one on record; and the markers that are there."""
+    run_dir, last = job.run_dir, earlier[-1] if earlier else None
     markers = evidence.marker_times(run_dir)
-    new = evidence.fresh(markers, seen)
+    new = evidence.fresh(markers, last.markers if last else {})
     verdict = evidence.read_verdict(run_dir) if evidence.VERDICT in new else evidence.EndEvidence()
     attempt = RunAttempt(
-        exit_code=exit_code,
-        before=before,
+        exit_code=job.exit_code,
+        before=last.attempt.after if last else None,
         after=evidence.newest_iteration(run_dir),
         done="done" in new,
         requeue="requeue" in new,

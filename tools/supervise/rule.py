@@ -58,8 +58,6 @@ class Decision:
     why: str
     exit_code: int
     """The run's own, whatever a launcher made of it."""
-    failures: int = 0
-    """In a row, without a new checkpoint."""
     exclude: tuple[str, ...] = ()
     """Nodes that the next attempt should do without."""
 
@@ -102,7 +100,7 @@ def _after_failure(attempt: RunAttempt, attempts: Sequence[RunAttempt], max_atte
     if failures >= max_attempts:
         times = f"{failures} failures in a row without a new checkpoint" if failures > 1 else "no new checkpoint"
         why = f"{what}; {times}: not started again"
-        return Decision(again=False, why=why, exit_code=attempt.exit_code, failures=failures)
+        return Decision(again=False, why=why, exit_code=attempt.exit_code)
     node = repeated_node(attempts)
     spared = f"; {node} was named twice in a row: better without it" if node else ""
     count = (
@@ -112,7 +110,6 @@ def _after_failure(attempt: RunAttempt, attempts: Sequence[RunAttempt], max_atte
         again=True,
         why=f"{what}; {count}: started again{spared}",
         exit_code=attempt.exit_code,
-        failures=failures,
         exclude=(node,) if node else (),
     )
 

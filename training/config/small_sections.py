@@ -37,7 +37,7 @@ class FaultConfig:
 
     spike: Literal["off", "warn", "skip", "rollback", "stop"] = "warn"
     """When loss or gradient norm spike: say so, skip the update too, or stop. rollback: end with exit code 1, so
-    that the supervisor or batch script resumes the newest checkpoint, and skip the update of the batch that spiked
+    that loop.sh or the batch script resumes the newest checkpoint, and skip the update of the batch that spiked
     (RUN_DIR/skipped_samples.json)."""
 
     spike_sigma: float = 6.0

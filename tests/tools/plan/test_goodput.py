@@ -143,7 +143,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
 
 def test_it_needs_no_torch() -> None:
     code = (
-        "import sys, tools.plan.goodput.command, tools.supervise.__main__, tools.supervise.decide\n"
+        "import sys, tools.plan.goodput.command, tools.supervise.decide\n"
         "import training.watchdog.exit_code_file\n"
         "assert not {'torch', 'megatron', 'numpy'} & set(sys.modules)"
     )
