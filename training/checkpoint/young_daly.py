@@ -1,9 +1,35 @@
-"""How often to save, by what a save costs and how often something fails."""
+"""What failures cost a job, and how often to save for it, by what a save costs."""
 
 import math
+from dataclasses import dataclass
 
 SHORTEST_S = 60.0
 """No advice below it: then writing, and not the stall, is what limits."""
+CAUSES = ("training", "stall", "lost work", "verdict", "queueing", "restart")
+"""What all of a job's time goes into; only the first is effective."""
+
+Shares = dict[str, float]
+"""By cause; they sum to 1."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FaultTimes:
+    """How long each part of a fault takes, and how often there is one."""
+
+    mtbf_s: float
+    """Mean seconds between failures of the job; they come independently of one another."""
+    interval_s: float
+    """Seconds of training between two saves."""
+    stall_s: float
+    """For which a save stops training."""
+    commit_s: float = 0.0
+    """From the end of the stall until the save can be restored; it is written in the background meanwhile."""
+    verdict_s: float = 0.0
+    """From the failure until the job has ended."""
+    queueing_s: float = 0.0
+    """Until it runs again."""
+    restart_s: float = 0.0
+    """Until it trains again: starting, loading. Failures come in this time, too."""
 
 
 def mtbf_s(num_gpus: int, failures_per_gpu_hour: float) -> float:
@@ -28,10 +54,27 @@ def advised_interval_s(stall_s: float, mtbf_s: float) -> float:
     return max(SHORTEST_S, math.sqrt(2 * stall_s * mtbf_s) * (1 + x / 3 + x * x / 9) - stall_s)
 
 
-def share_lost(interval_s: float, stall_s: float, mtbf_s: float) -> float:
-    """Of all time, what saves and the work since the last one cost together, to first order: d / t + t / 2M."""
-    cycle_s = interval_s + stall_s
-    return min(1.0, stall_s / cycle_s + cycle_s / (2 * mtbf_s))
+def closed_form(times: FaultTimes) -> Shares:
+    """Expected shares for failures that come exponentially, with mean M.
+
+    Saves are committed c + k w after a start, where w is interval + stall and c the time to commit. A start fails
+    after t, which is exponential, so it commits sum_k P(t > c + k w) = exp(-(w + c) / M) / (1 - exp(-w / M)) saves;
+    what it did since is lost. A restart of length R takes M (exp(R / M) - 1) in the mean, those that fail included,
+    after exp(R / M) verdicts. With c = 0 this is Daly's M exp(R / M) (exp(w / M) - 1) per interval (FGCS 22(3), 2006).
+    """
+    mean, cycle = times.mtbf_s, times.interval_s + times.stall_s
+    saves = math.exp(-(cycle + times.commit_s) / mean) / -math.expm1(-cycle / mean)
+    tries = math.exp(times.restart_s / mean)
+    spent = {
+        "training": saves * times.interval_s,
+        "stall": saves * times.stall_s,
+        "lost work": mean - saves * cycle,
+        "verdict": tries * times.verdict_s,
+        "queueing": tries * times.queueing_s,
+        "restart": mean * math.expm1(times.restart_s / mean),
+    }
+    total = sum(spent.values())
+    return {cause: spent[cause] / total for cause in CAUSES}
 
 
 def advice(interval_s: float, iterations: int, stall_s: float, mtbf_s: float, least_gain: float) -> str | None:
@@ -42,7 +85,7 @@ def advice(interval_s: float, iterations: int, stall_s: float, mtbf_s: float, le
     better_s = advised_interval_s(stall_s, mtbf_s)
     if math.isinf(better_s) or interval_s <= 0:
         return None
-    now, then = share_lost(interval_s, stall_s, mtbf_s), share_lost(better_s, stall_s, mtbf_s)
+    now, then = (_lost_to_saves(each_s, stall_s, mtbf_s) for each_s in (interval_s, better_s))
     if now - then < least_gain:
         return None
     better = max(1, round(iterations * better_s / interval_s))
@@ -51,3 +94,8 @@ def advice(interval_s: float, iterations: int, stall_s: float, mtbf_s: float, le
         f"{then:.1%} of the time, every {interval_s / 60:.3g} minutes loses {now:.1%}: a save stops training for "
         f"{stall_s:.2f} s, and a failure is expected every {mtbf_s / 3600:.3g} hours (fault.failures_per_gpu_hour)"
     )
+
+
+def _lost_to_saves(interval_s: float, stall_s: float, mtbf_s: float) -> float:
+    """Of all time, what saves and the work since the last one cost together: about d / t + t / 2M."""
+    return 1 - closed_form(FaultTimes(mtbf_s=mtbf_s, interval_s=interval_s, stall_s=stall_s))["training"]

@@ -11,8 +11,8 @@ import pytest
 from tests.faults import jobs
 from tests.faults.results import CaseResult
 from tools.plan.__main__ import main
-from tools.plan.goodput.model import CAUSES, FaultTimes, closed_form, simulate
-from training.checkpoint.young_daly import advised_interval_s
+from tools.plan.goodput.model import simulate
+from training.checkpoint.young_daly import CAUSES, FaultTimes, advised_interval_s, closed_form
 
 HOUR_S = 3600.0
 OFTEN = FaultTimes(

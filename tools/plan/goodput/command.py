@@ -7,8 +7,8 @@ from pathlib import Path
 from parallel.errors import UserError
 from parallel.schema import shown
 from tools.plan.goodput import model
-from tools.plan.goodput.model import CAUSES, FaultTimes, Shares, closed_form, simulate, times
-from training.checkpoint.young_daly import advised_interval_s, mtbf_s
+from tools.plan.goodput.model import simulate
+from training.checkpoint.young_daly import CAUSES, FaultTimes, Shares, advised_interval_s, closed_form, mtbf_s
 from training.config.small_sections import FAILURES_PER_GPU_HOUR
 
 DAY_S = 86400.0
@@ -70,6 +70,17 @@ class Goodput:
     --only jobs` writes it. The one that comes with Triplane is of a small model on two nodes of one machine: a bound
     from below."""
 
+    def times(self, num_gpus: int) -> FaultTimes:
+        """Of a job that saves as often as advised unless ``save_interval_s`` says otherwise."""
+        between_s = mtbf_s(num_gpus, self.failures_per_gpu_hour)
+        return FaultTimes(
+            mtbf_s=between_s,
+            interval_s=advised_interval_s(self.stall_s, between_s) if self.save_interval_s is None
+            else self.save_interval_s,
+            stall_s=self.stall_s, commit_s=self.commit_s, verdict_s=self.verdict_s, queueing_s=self.queueing_s,
+            restart_s=self.restart_s,
+        )  # fmt: skip
+
     def problems(self) -> list[str]:
         """What is wrong within these flags."""
         found = [
@@ -127,16 +138,7 @@ def answer(job: Goodput) -> None:
         f"{job.failures_per_gpu_hour:.3g} failures per GPU and hour"
     )
     for number in job.num_gpus:
-        of_size = times(
-            number,
-            job.failures_per_gpu_hour,
-            interval_s=job.save_interval_s,
-            stall_s=job.stall_s,
-            commit_s=job.commit_s,
-            verdict_s=job.verdict_s,
-            queueing_s=job.queueing_s,
-            restart_s=job.restart_s,
-        )
+        of_size = job.times(number)
         simulated = simulate(of_size, job.days * DAY_S, job.seed)
         print(f"\n{report(number, of_size, closed_form(of_size), simulated, job.days)}")
     print(f"\n{PUBLISHED}")

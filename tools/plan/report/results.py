@@ -11,9 +11,9 @@ from tools.clusters import Cluster
 from tools.plan.cost.hardware import precisions
 from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
+from training.checkpoint.young_daly import advised_interval_s, mtbf_s
+from training.config.small_sections import FAILURES_PER_GPU_HOUR
 
-HOURS_BETWEEN_FAILURES = 50_000.0
-"""Of one GPU and its share of a node: 419 interruptions in 54 days of 16,384 (arXiv:2407.21783, section 3.3.4)."""
 DISK_BYTES_PER_S = 2e9
 """That one node writes to a parallel file system, assumed; --async_save hides all but a copy to host memory."""
 
@@ -42,13 +42,13 @@ def _dollars(amount: float) -> str:
 
 
 def checkpoints(question: PlanRequest, step_s: float) -> list[str]:
-    """Their size, and the interval that loses least to writing and to failures (Young's formula)."""
+    """Their size, and the interval that loses least to writing and to failures, at Llama 3's rate."""
     size, nodes = _checkpoint_bytes(question), _nodes(question)
     return [
         f"checkpoints: {size / 1e9:,.0f} GB each, about {_writing_s(question):,.0f} s to write from {nodes:,} nodes; "
         f"with a failure every {_failure_s(question) / 3600:,.0f} hours (arXiv:2407.21783) the best interval is "
         f"{_between_s(question) / 60:,.0f} minutes, checkpoint.save_interval = {save_interval(question, step_s):,}"
-        " (Young 1974: sqrt(2 x writing x time between failures))"
+        " (Young 1974, Daly 2006: about sqrt(2 x writing x time between failures))"
     ]
 
 
@@ -58,7 +58,7 @@ def save_interval(question: PlanRequest, step_s: float) -> int:
 
 
 def _between_s(question: PlanRequest) -> float:
-    return math.sqrt(2 * _writing_s(question) * _failure_s(question))
+    return advised_interval_s(_writing_s(question), _failure_s(question))
 
 
 def _writing_s(question: PlanRequest) -> float:
@@ -66,7 +66,7 @@ def _writing_s(question: PlanRequest) -> float:
 
 
 def _failure_s(question: PlanRequest) -> float:
-    return HOURS_BETWEEN_FAILURES * 3600 / question.num_gpus
+    return mtbf_s(question.num_gpus, FAILURES_PER_GPU_HOUR)
 
 
 def _nodes(question: PlanRequest) -> int:
