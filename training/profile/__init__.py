@@ -8,5 +8,5 @@ Off, nothing of it is installed. docs/profiling.md says how to use it.
     ranges           what a step is made of, while something listens; range_names, waits
     files            what RUN_DIR/profile holds
     summary_job      the process that summarises a trace; summarize is its program
-    summary          one page about a trace; chrome_trace reads it, intervals adds up, page prints
+    summary          what took the time of a trace, for tools.report; chrome_trace reads it, intervals adds up
 """

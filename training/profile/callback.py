@@ -155,7 +155,7 @@ class ProfileCallback(Callback):
         world_size = ranks.identity.world_size
         traced = [rank for rank in config.ranks if rank < world_size]
         self.is_traced = ranks.rank in traced
-        self.jobs = SummaryJobs(ranks.rank, traced, config.trace_limit_mib, ranks.say)
+        self.jobs = SummaryJobs(config.trace_limit_mib)
         self.number: int | None = None
         """Of the trace that the next iteration belongs to, the same on all ranks."""
         self.trace: Tracer | None = None
@@ -204,15 +204,12 @@ class ProfileCallback(Callback):
         folder = trace_folder(self.run_dir, progress.iteration)
         trace, begun = self.trace, self.begun
         self.trace, self.number, self.begun = None, None, False
-        if not begun:  # the run has ended before its first iteration
+        if trace is None or not begun:  # the run has ended before its first iteration
             return
-        if trace is not None:
-            try:
-                self._write(trace, folder)
-            except OSError as error:
-                print(f"profile: rank {self.ranks.rank}: no trace in {folder}: {error}", file=sys.stderr)
-        if self.config.use_pytorch_profiler:
-            self.jobs.expect(folder)
+        try:
+            self._write(trace, folder)
+        except OSError as error:
+            print(f"profile: rank {self.ranks.rank}: no trace in {folder}: {error}", file=sys.stderr)
 
     def _write(self, trace: Tracer, folder: Path) -> None:
         began_s, by_torch = time.monotonic(), self.config.use_pytorch_profiler

@@ -73,21 +73,16 @@ def write_part(folder: Path, summary: RankSummary) -> None:
     """One rank's own file, and ``summary.json`` of all that are there: the last one to be written has every rank."""
     text = json.dumps(rounded(dataclasses.asdict(summary)))
     replace_file(part_path(folder, summary.rank), text.encode(), suffix=".unfinished", durable=False)
-    merge(folder, summary.rank)
+    merged = list[Path]()
+    while merged != (parts := _parts(folder)):  # another rank may have written its own meanwhile
+        merged = parts
+        every = TraceSummary(version=1, ranks=tuple(read_json(path, RankSummary) for path in parts))
+        text = json.dumps(dataclasses.asdict(every), indent=1)
+        replace_file(folder / SUMMARY, text.encode(), suffix=f".unfinished-{summary.rank}", durable=False)
 
 
-def merge(folder: Path, rank: int) -> TraceSummary:
-    """``summary.json`` of the ranks whose own files are there. Any rank may do it again, at any time; rank: which.
-
-    Raises FileNotFoundError where none is.
-    """
-    parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
-    if not parts:
-        raise FileNotFoundError(f"no rank has written a summary into {folder}")
-    summary = TraceSummary(version=1, ranks=tuple(read_json(path, RankSummary) for path in parts))
-    text = json.dumps(dataclasses.asdict(summary), indent=1)
-    replace_file(folder / SUMMARY, text.encode(), suffix=f".unfinished-{rank}", durable=False)
-    return summary
+def _parts(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
 
 
 def rounded(value: Any) -> Any:

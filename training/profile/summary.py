@@ -1,4 +1,4 @@
-"""One page about a trace: what took the time, how much communication nothing overlapped, where the host waited.
+"""What a trace says in short: what took the time, how much communication nothing overlapped, where the host waited.
 
 Of each moment of the window (the traced iterations) one thing is said, the first of these that holds:
 

@@ -137,10 +137,9 @@ def test_a_summary_of_a_real_trace(profiled: Run) -> None:
             assert (profiled.folder / f"profile/iter_{end:07d}" / one.trace).exists()
 
 
-def test_the_console_has_the_page(profiled: Run) -> None:
-    for rank, words in ((0, "iterations 2 to 3"), (3, "iterations 2 to 3"), (0, "iteration 6"), (3, "iteration 6")):
-        assert profiled.printed.count(f"profile of rank {rank} (cpu), {words}: ") == 1
-    assert profiled.printed.count("  host waits:\n") == 4
+def test_the_console_says_where_traces_lie(profiled: Run) -> None:
+    for end in (3, 6):
+        assert profiled.printed.count(f"profile: traced into {profiled.folder}/profile/iter_000000{end}; training") == 1
 
 
 def test_a_timeline_has_every_pass_of_every_rank(profiled: Run) -> None:
