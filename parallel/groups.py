@@ -7,7 +7,7 @@ import os
 import random
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
 
@@ -71,6 +71,19 @@ class Ranks:
         return "\r\x1b[K" if self.console_fd is not None and os.isatty(self.console_fd) else ""
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Meeting:
+    """What ranks must agree on before they work together, and how long one waits for another."""
+
+    timeout_minutes: float = 5.0
+    """Of a collective."""
+    resolve_s: float = 60.0
+    """Seconds that MASTER_ADDR may take to resolve."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """The same on all ranks, see ``same_everywhere``; compared before any group is built, since ranks with different
+    layouts would wait for each other."""
+
+
 @contextlib.contextmanager
 def start(
     layout: Layout,
@@ -78,28 +91,23 @@ def start(
     *,
     device: Literal["cpu", "cuda"],
     seed: int,
-    timeout_minutes: float,
-    resolve_s: float = 60.0,
-    facts: Mapping[str, str] | None = None,
+    meeting: Meeting | None = None,
     parallel: ParallelConfig | None = None,
     graphs: bool = False,
     console_fd: int | None = None,
 ) -> Iterator[Ranks]:
     """Join all ranks, build Megatron's groups and seed its RNG tracker; leave them again at the end.
 
-    resolve_s: seconds that MASTER_ADDR may take to resolve; UserError after them.
-
-    ``facts`` must be the same on all ranks (see ``same_everywhere``); they are compared before any group is built,
-    since ranks with different layouts would wait for each other. parallel: HSDP's copies, and NCCL's options for the
-    groups; None: defaults. SharedMistake where these cannot be. graphs: random states that CUDA graphs can replay. On
-    the CPU this installs the CPU backend in this process.
+    parallel: HSDP's copies, and NCCL's options for the groups; None: defaults. graphs: random states that CUDA graphs
+    can replay. On the CPU this installs the CPU backend in this process. Raises SharedMistake for facts that differ and
+    for options that cannot be, UserError where MASTER_ADDR does not resolve in time.
     """
-    parallel, sharp = parallel or ParallelConfig(), take_sharp(os.environ)
+    meeting, parallel, sharp = meeting or Meeting(), parallel or ParallelConfig(), take_sharp(os.environ)
     on = _prepare_device(device, identity)
-    timeout = timedelta(minutes=timeout_minutes)
+    timeout = timedelta(minutes=meeting.timeout_minutes)
     # No device_id: bound to a device, torch would make every later group a split of this one on all ranks, members or
     # not, and mcore builds thousands of groups at 1,024 ranks.
-    store = _store(identity, timeout, resolve_s)
+    store = _store(identity, timeout, meeting.resolve_s)
     try:
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
@@ -117,12 +125,12 @@ def start(
         ) from None
     try:
         of_nccl = {"NCCL_COLLNET_ENABLE": sharp} if device == "cuda" else {}
-        same_everywhere({**(facts or {}), **of_nccl}, identity, on)
+        same_everywhere({**meeting.facts, **of_nccl}, identity, on)
         if problems := nccl_problems(parallel, on.type == "cuda") or sharp_problems(parallel, identity, sharp):
             raise SharedMistake("\n".join(problems))
         if problems := allocator_problems(parallel, cpp_extension.CUDA_HOME):
             raise UserError(problems[0])
-        yield _join(layout, identity, on, seed, timeout_minutes, console_fd, parallel, graphs)
+        yield _join(layout, identity, on, seed, meeting.timeout_minutes, console_fd, parallel, graphs)
         _leave_together(identity)
     finally:
         parallel_state.destroy_model_parallel()

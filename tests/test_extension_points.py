@@ -174,7 +174,7 @@ def test_a_replayed_step_counts_once(
 
 
 def _reported(identity: Identity, recorded: Callable[[int], None]) -> None:
-    start = groups.start(Layout(dp=2), identity, device="cpu", seed=1, timeout_minutes=1)
+    start = groups.start(Layout(dp=2), identity, device="cpu", seed=1)
     with start as ranks, metrics.collecting(ranks.device) as collector:
         recorded(ranks.rank)
         collector.report()

@@ -104,10 +104,12 @@ def train(
         identity,
         device=device,
         seed=config.train.seed,
-        timeout_minutes=config.fault.after_watchdog(config.parallel.distributed_timeout_minutes),
-        # before the watchdog ends a rank that does not start, without knowing why
-        resolve_s=min(60 * config.parallel.distributed_timeout_minutes, 0.8 * config.fault.start_timeout_s),
-        facts=fingerprint.facts(config, prepared.fingerprints),
+        meeting=groups.Meeting(
+            timeout_minutes=config.fault.after_watchdog(config.parallel.distributed_timeout_minutes),
+            # before the watchdog ends a rank that does not start, without knowing why
+            resolve_s=min(60 * config.parallel.distributed_timeout_minutes, 0.8 * config.fault.start_timeout_s),
+            facts=fingerprint.facts(config, prepared.fingerprints),
+        ),
         parallel=config.parallel,
         graphs=config.kernels.graphs,
         console_fd=console_fd,

@@ -90,9 +90,7 @@ def batches(iteration: int, ranks: Ranks) -> list[Batch | None]:
 def started(config: RunConfig, identity: Identity, console_fd: int | None = None) -> Iterator[FaultTrainer]:
     """Groups, model and optimizer of this rank."""
     layout = config.layout(identity.world_size)
-    with groups.start(
-        layout, identity, device="cpu", seed=config.train.seed, timeout_minutes=2, console_fd=console_fd
-    ) as ranks:
+    with groups.start(layout, identity, device="cpu", seed=config.train.seed, console_fd=console_fd) as ranks:
         chunks, optimizer = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
         yield FaultTrainer(ranks, chunks, optimizer)
 

@@ -49,7 +49,7 @@ def measure(
     config = configuration(PrecisionConfig(dtype=dtype, fp8=fp8, fp4=fp4))
     shape = resolve(config.model, None)
     found: dict[str, list[float]] = {"loss": [], "grad_norm": []}
-    with groups.start(config.layout(1), identity, device=device, seed=1, timeout_minutes=5) as ranks:
+    with groups.start(config.layout(1), identity, device=device, seed=1) as ranks:
         chunks, optim = train.build_parts(config, shape, ranks)
         stream, progress = RandomTokens(config, USED_IDS, device=ranks.device), Progress()
         for _ in range(steps):

@@ -31,7 +31,7 @@ def measure(identity: Identity, layout: str, device: Literal["cpu", "cuda"] = "c
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     observed: dict[str, list[Any]] = {"loss": [], "grad_norm": [], "order": []}
     parts = config.layout(world_size)
-    with groups.start(parts, identity, device=device, seed=config.train.seed, timeout_minutes=5) as ranks:
+    with groups.start(parts, identity, device=device, seed=config.train.seed) as ranks:
         chunks, optim = train.build_parts(config, shape, ranks)
         gradients = probe.step_gradients(config, prepared, chunks, ranks, Progress())
         stream, progress = probe.open_stream(config, prepared, ranks, Progress()), Progress()

@@ -32,7 +32,7 @@ def measure(
     """
     config = loaded(text)
     start = groups.start(
-        config.layout(identity.world_size), identity, device=device, seed=config.train.seed, timeout_minutes=5,
+        config.layout(identity.world_size), identity, device=device, seed=config.train.seed,
         parallel=config.parallel,
     )  # fmt: skip
     began = time.perf_counter()

@@ -12,5 +12,5 @@ from tests.gpu.specs import Outputs, outputs
 
 def measure(identity: Identity, device: Literal["cpu", "cuda"]) -> Outputs:
     """Logits and gradients in fp32. On cuda NVIDIA_TF32_OVERRIDE=0 keeps libraries from rounding to TF32."""
-    with groups.start(layout_of(ParallelConfig(), 1), identity, device=device, seed=1, timeout_minutes=5) as ranks:
+    with groups.start(layout_of(ParallelConfig(), 1), identity, device=device, seed=1) as ranks:
         return outputs(PortableProvider(), PrecisionConfig(dtype="fp32"), ranks)

@@ -77,9 +77,7 @@ def group(config: RunConfig, identity: Identity, *, played: bool) -> Iterator[Ra
     """The run's groups: fake ones, or those of ranks that exist."""
     layout, graphs = config.layout(identity.world_size), config.kernels.graphs
     if not played:
-        with groups.start(
-            layout, identity, device="cuda", seed=1, timeout_minutes=5, parallel=config.parallel, graphs=graphs
-        ) as ranks:
+        with groups.start(layout, identity, device="cuda", seed=1, parallel=config.parallel, graphs=graphs) as ranks:
             yield ranks
         return
     with groups.pretend(layout, identity, device="cuda", parallel=config.parallel, graphs=graphs) as ranks, filled():

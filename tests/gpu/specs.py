@@ -51,7 +51,7 @@ def measure(identity: Identity, names: list[str], results: str, device: Literal[
 
     fp32 needs NVIDIA_TF32_OVERRIDE=0 in the environment: Transformer Engine would use TF32.
     """
-    start = groups.start(layout_of(ParallelConfig(), 1), identity, device=device, seed=1, timeout_minutes=5)
+    start = groups.start(layout_of(ParallelConfig(), 1), identity, device=device, seed=1)
     with start as ranks, Path(results).open("a") as file:
         for name in names:
             found = compared(ranks, *CASES[name])

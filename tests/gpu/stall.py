@@ -29,7 +29,7 @@ def measure(identity: Identity, text: str, folder: str, device: Literal["cpu", "
     """
     config = loaded(text)
     shape, layout = resolve(config.model, None), config.layout(identity.world_size)
-    with groups.start(layout, identity, device=device, seed=1, timeout_minutes=5) as ranks:
+    with groups.start(layout, identity, device=device, seed=1) as ranks:
         chunks, optim = build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
         saves = SaveCallback(

@@ -33,7 +33,7 @@ def measure(
     config = loaded(text)
     shape = resolve(config.model, None)
     start = groups.start(
-        config.layout(identity.world_size), identity, device=device, seed=1, timeout_minutes=5,
+        config.layout(identity.world_size), identity, device=device, seed=1,
         parallel=config.parallel,
     )  # fmt: skip
     with start as ranks, overlap_of_tp(config, shape, ranks), tempfile.TemporaryDirectory() as folder:

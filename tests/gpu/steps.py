@@ -45,7 +45,7 @@ def measure(
     shape = resolve(config.model, None)
     layout = config.layout(identity.world_size)
     start = groups.start(
-        layout, identity, device=device, seed=1, timeout_minutes=5, parallel=config.parallel,
+        layout, identity, device=device, seed=1, parallel=config.parallel,
         graphs=config.kernels.graphs,
     )  # fmt: skip
     with start as ranks, overlap_of_tp(config, shape, ranks):

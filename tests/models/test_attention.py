@@ -269,7 +269,7 @@ def _over_context(identity: Identity, cp: int, left: int | None, packed: bool) -
     from training.batches import zigzag
 
     layout = layout_of(ParallelConfig(context_parallel_size=cp), cp)
-    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout, identity, device="cpu", seed=1) as ranks:
         config = TransformerConfig(
             num_layers=1, hidden_size=32, num_attention_heads=4, num_query_groups=2, attention_dropout=0.0,
             context_parallel_size=cp, window_size=(left, 0) if left else None,
@@ -311,7 +311,7 @@ def _windows(identity: Identity) -> None:
 
     parallel = ParallelConfig(pipeline_model_parallel_size=2)
     model = ModelConfig(seq_length=64, window_size=(10, 0), window_attn_skip_freq="[1,0,0,1]", mtp_num_layers=1)
-    with groups.start(layout_of(parallel, 2), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout_of(parallel, 2), identity, device="cpu", seed=1) as ranks:
         precision = PrecisionConfig(dtype="fp32")
         (chunk,) = gpt.build(model, resolve(model, 257), parallel, precision, gpt.Recompute(), ranks, seed=1)
         windows = [module.left for module in chunk.modules() if isinstance(module, SDPAttention)]

@@ -53,9 +53,7 @@ def batches(config: RunConfig, ranks: groups.Ranks) -> list[Batch]:
 
 
 def compare(identity: Identity, config: RunConfig, world_size: int) -> None:
-    with groups.start(
-        config.layout(world_size), identity, device="cpu", seed=1, timeout_minutes=1, parallel=config.parallel
-    ) as ranks:
+    with groups.start(config.layout(world_size), identity, device="cpu", seed=1, parallel=config.parallel) as ranks:
         whole = sums_and_gradients(in_pieces(config, None), ranks, batches(config, ranks))
         calls: list[int] = []
         real = chunked_losses.ChunkedHead._piece

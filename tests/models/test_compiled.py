@@ -61,9 +61,7 @@ def batches(config: RunConfig, ranks: groups.Ranks) -> list[Batch]:
 def compare(identity: Identity, config: RunConfig, world_size: int, most: int, backend: str = "inductor") -> None:
     """most: graphs of one rank, forward, that may be compiled: as many as this machine saw, for four blocks."""
     compiled.Compiler = partial(Compiler, backend=backend)  # type: ignore[misc, assignment]
-    with groups.start(
-        config.layout(world_size), identity, device="cpu", seed=1, timeout_minutes=5, parallel=config.parallel
-    ) as ranks:
+    with groups.start(config.layout(world_size), identity, device="cpu", seed=1, parallel=config.parallel) as ranks:
         set_debugging(config.train)
         own = batches(config, ranks)
         tracked, drawn = tracked_states(), torch.get_rng_state()
@@ -192,7 +190,7 @@ def test_the_c_compiler_of_a_cpu_is_used() -> None:
 
 
 def _fused(identity: Identity) -> None:
-    with groups.start(Layout(), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(Layout(), identity, device="cpu", seed=1) as ranks:
         layer, hidden = Layer(), torch.randn(4, 1, 8)
         Layer.forward(layer, hidden).square().sum().backward()
         expected = [parameter.grad for parameter in layer.parameters()]

@@ -33,7 +33,7 @@ def check(identity: Identity, tp: int, dtype: torch.dtype, padding: int) -> None
     from parallel import groups
 
     layout = layout_of(ParallelConfig(tensor_model_parallel_size=tp), tp)
-    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout, identity, device="cpu", seed=1) as ranks:
         random = torch.Generator().manual_seed(1)
         whole = (30 * torch.randn(SEQ, BATCH, VOCABULARY, generator=random)).to(dtype)
         if padding:
@@ -69,7 +69,7 @@ def check_log_z(identity: Identity, tp: int) -> None:
     from parallel import groups
 
     layout = layout_of(ParallelConfig(tensor_model_parallel_size=tp), tp)
-    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout, identity, device="cpu", seed=1) as ranks:
         random = torch.Generator().manual_seed(1)
         whole = (10 * torch.randn(SEQ, BATCH, VOCABULARY, generator=random)).requires_grad_()
         labels = torch.randint(VOCABULARY, (BATCH, SEQ), generator=random)
@@ -110,7 +110,7 @@ def check_disproof(identity: Identity, tp: int) -> None:
     from parallel import groups
 
     layout = layout_of(ParallelConfig(tensor_model_parallel_size=tp), tp)
-    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout, identity, device="cpu", seed=1) as ranks:
         state = torch.get_rng_state()
         disproof = partial(cross_entropy.disproof, ranks.pgs.tp, 128, ranks.device)
         assert disproof(cross_entropy._plain) == ""

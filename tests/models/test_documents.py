@@ -55,7 +55,7 @@ def _alone(identity: Identity, model: ModelConfig) -> None:
     from models.layers.documents import Documents
     from parallel import groups
 
-    with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1) as ranks:
         chunk = build(ranks, model).eval()
         batch = to_batch(samples(), ranks.device, PACKING)
         assert batch.starts is not None
@@ -104,7 +104,7 @@ def _recomputed(identity: Identity) -> None:
     from models.layers.documents import Documents
     from parallel import groups
 
-    with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1) as ranks:
         batch = to_batch(samples(), ranks.device, PACKING)
         assert batch.starts is not None
         gradients = []
@@ -233,7 +233,7 @@ def _masked_targets(identity: Identity) -> None:
     from training.forward_backward import forward_step
     from training.loss_weights import count_tokens
 
-    with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1) as ranks:
         chunk = build(ranks, ModelConfig(seq_length=64, mtp_num_layers=1))
         (wrapped,) = ddp.wrap([chunk], ParallelConfig(), PrecisionConfig(dtype="fp32"), ranks)
 

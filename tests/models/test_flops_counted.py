@@ -41,7 +41,7 @@ def _counted(identity: Identity, name: str, folder: Path) -> None:
     flags = ("--model.shape", f"{name}_tiny", "--model.seq_length", str(seq_length), "--train.global_batch_size", "2")
     config = runs.configuration(folder, *flags)
     shape = resolve(config.model, 384)  # as padded: padding is multiplied too
-    with groups.start(config.layout(1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(config.layout(1), identity, device="cpu", seed=1) as ranks:
         chunks, _ = train.build_parts(config, shape, ranks)
         window = torch.randint(0, 384, (SAMPLES, seq_length + 1), dtype=torch.int32)
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -38,7 +38,7 @@ def on_ranks(world_size: int, parallel: ParallelConfig, check: Any, *args: Any) 
     def run(identity: Identity) -> None:
         from parallel import groups
 
-        with groups.start(layout_of(parallel, world_size), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        with groups.start(layout_of(parallel, world_size), identity, device="cpu", seed=1) as ranks:
             check(ranks, parallel, *args)
 
     run_ranks(world_size, run)

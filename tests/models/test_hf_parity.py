@@ -262,7 +262,7 @@ def on_one_rank(check: Any, *args: Any) -> None:
     def run(identity: Identity) -> None:
         from parallel import groups
 
-        with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1) as ranks:
             check(ranks, *args)
 
     run_ranks(1, run)

@@ -46,9 +46,7 @@ def batches(config: RunConfig) -> list[Batch]:
 
 
 def compare(identity: Identity, config: RunConfig, world_size: int) -> None:
-    with groups.start(
-        config.layout(world_size), identity, device="cpu", seed=1, timeout_minutes=1, parallel=config.parallel
-    ) as ranks:
+    with groups.start(config.layout(world_size), identity, device="cpu", seed=1, parallel=config.parallel) as ranks:
         plain = sums_and_gradients(config, ranks, batches(config))
         kept, real = list[offload._Kept](), offload._Layer.keep
 

@@ -34,9 +34,7 @@ def within(config: RunConfig, world_size: int, keeps: float) -> RunConfig:
 
 
 def compare(identity: Identity, config: RunConfig, chosen: RunConfig, world_size: int) -> None:
-    with groups.start(
-        config.layout(world_size), identity, device="cpu", seed=1, timeout_minutes=1, parallel=config.parallel
-    ) as ranks:
+    with groups.start(config.layout(world_size), identity, device="cpu", seed=1, parallel=config.parallel) as ranks:
         drawn_from, default = tracked_states(), torch.get_rng_state()
         plain = sums_and_gradients(config, ranks, batches(config))
         set_tracked_states(drawn_from)

@@ -41,7 +41,6 @@ def train_case(identity: Identity, case: Case, prepared: Prepared, notes: Path) 
         identity,
         device="cpu",
         seed=config.train.seed,
-        timeout_minutes=2,
         parallel=config.parallel,
     )
     with start as ranks:

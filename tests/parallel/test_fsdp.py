@@ -48,9 +48,7 @@ def on_ranks(layout: str, check: Callable[..., None], shape: str = "debug", *arg
     config, world_size = with_layout(shrink(config, num_layers=2), layout)
 
     def run(identity: Identity) -> None:
-        with groups.start(
-            config.layout(world_size), identity, device="cpu", seed=1, timeout_minutes=1, parallel=config.parallel
-        ) as ranks:
+        with groups.start(config.layout(world_size), identity, device="cpu", seed=1, parallel=config.parallel) as ranks:
             check(config, resolve(config.model, VOCABULARY), ranks, *args)
 
     run_ranks(world_size, run)

@@ -34,7 +34,7 @@ def test_coordinates_are_megatrons_rank_order() -> None:
 def _groups(identity: Identity) -> None:
     from parallel import groups
 
-    with groups.start(LAYOUT, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(LAYOUT, identity, device="cpu", seed=1) as ranks:
         assert (ranks.pgs.tp.rank(), ranks.pgs.pp.rank(), ranks.pgs.dp.rank()) == (
             ranks.at.tp,
             ranks.at.pp,
@@ -60,7 +60,7 @@ def _slow_to_connect(identity: Identity, monkeypatch: pytest.MonkeyPatch) -> Non
         time.sleep(1.0)
         dist.distributed_c10d._get_default_store().add("asked", 1)
 
-    with groups.start(Layout(dp=2), identity, device="cpu", seed=1, timeout_minutes=1):
+    with groups.start(Layout(dp=2), identity, device="cpu", seed=1):
         if identity.rank == 1:
             monkeypatch.setattr(dist, "barrier", then_ask_the_store)
 
@@ -73,7 +73,7 @@ def _disagree(identity: Identity) -> None:
     from parallel import groups
 
     facts = {"the code": "same", "the version of torch": "2.13" if identity.rank != 1 else "2.12"}
-    with groups.start(Layout(dp=3), identity, device="cpu", seed=1, timeout_minutes=1, facts=facts):
+    with groups.start(Layout(dp=3), identity, device="cpu", seed=1, meeting=groups.Meeting(facts=facts)):
         pass
 
 
@@ -88,7 +88,7 @@ def _other_layout(identity: Identity) -> None:
 
     layout = Layout(tp=2) if identity.rank == 1 else Layout(dp=2)
     facts = {"the configuration": f"nproc = 2\ntensor_model_parallel_size = {layout.tp}"}
-    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1, facts=facts):
+    with groups.start(layout, identity, device="cpu", seed=1, meeting=groups.Meeting(facts=facts)):
         pass
 
 
@@ -177,7 +177,7 @@ def _start_as_torchruns_only_rank(identity: Identity) -> int:
     from parallel import groups
 
     alone = Identity(launcher="torchrun")
-    with groups.start(Layout(tp=1, pp=1, dp=1), alone, device="cpu", seed=1, timeout_minutes=1):
+    with groups.start(Layout(tp=1, pp=1, dp=1), alone, device="cpu", seed=1):
         return 0
 
 

@@ -13,7 +13,7 @@ from ranks import run_ranks
 
 def _check(identity: Identity, dtype: torch.dtype) -> None:
     size, rank = identity.world_size, identity.rank
-    with groups.start(Layout(dp=size), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(Layout(dp=size), identity, device="cpu", seed=1) as ranks:
         group = ranks.pgs.dp
         for length in (3, 1000, 100_003):
             whole = torch.randn(size * length, generator=torch.Generator().manual_seed(rank)).to(dtype)

@@ -53,7 +53,7 @@ def test_nccl_ub_reaches_megatrons_ddp() -> None:
 def _start_on_the_cpu(identity: Identity) -> None:
     from parallel import groups
 
-    with groups.start(Layout(), identity, device="cpu", seed=1, timeout_minutes=1, parallel=PRIORITY):
+    with groups.start(Layout(), identity, device="cpu", seed=1, parallel=PRIORITY):
         pass
 
 

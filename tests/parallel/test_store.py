@@ -53,7 +53,7 @@ def _count(identity: Identity, folder: Path) -> None:
 
     groups._store = counting  # type: ignore[assignment]  # in this forked rank only
     layout = Layout(tp=2, dp=identity.world_size // 2)
-    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1):
+    with groups.start(layout, identity, device="cpu", seed=1):
         (store,) = stores
         groups_joined = len(dist.distributed_c10d._world.pg_map)
         counts = dict(store.counts)

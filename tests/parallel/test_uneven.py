@@ -23,7 +23,7 @@ def _uneven(identity: Identity, sizes: list[int]) -> None:
     everyone = range(len(sizes))
     expected = torch.cat([brought(rank, sizes).split(sizes)[rank] for rank in everyone])
     total = torch.stack([brought(rank, sizes) for rank in everyone]).sum(dim=0).split(sizes)[identity.rank]
-    with groups.start(Layout(tp=len(sizes)), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(Layout(tp=len(sizes)), identity, device="cpu", seed=1) as ranks:
         mine = brought(identity.rank, sizes).split(sizes)[identity.rank]
         assert torch.equal(uneven.gather(mine, ranks.pgs.tp, sizes), expected)
         assert torch.equal(uneven.reduce_scatter(brought(identity.rank, sizes), ranks.pgs.tp, sizes), total)

@@ -65,9 +65,7 @@ def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *ar
 
     def run(identity: Identity) -> None:
         layout = config.layout(world_size)
-        with groups.start(
-            layout, identity, device="cpu", seed=config.train.seed, timeout_minutes=1, parallel=config.parallel
-        ) as ranks:
+        with groups.start(layout, identity, device="cpu", seed=config.train.seed, parallel=config.parallel) as ranks:
             chunks, optimizer = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
             check(Parts(ranks, chunks, optimizer), *args)
 

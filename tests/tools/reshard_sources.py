@@ -65,7 +65,7 @@ def gpt_on_ranks(world_size: int, config: RunConfig, check: Any, *args: Any) -> 
     """Call ``check(parts, *args)`` on every rank with a GPTModel of local modules, which cannot be trained on a CPU."""
 
     def run(identity: Any) -> None:
-        with groups.start(config.layout(world_size), identity, device="cpu", seed=7, timeout_minutes=1) as ranks:
+        with groups.start(config.layout(world_size), identity, device="cpu", seed=7) as ranks:
             model = gpt_model(config, ranks)
             chunks = ddp.wrap([model], config.parallel, config.precision, ranks)
             chunks[0].broadcast_params()  # each rank has drawn its own

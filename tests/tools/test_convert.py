@@ -89,7 +89,7 @@ def our_differences(identity: Identity, root: Path, output: Path) -> None:
     tp = identity.world_size
     parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=tp > 1, expert_tensor_parallel_size=1)
     found = {}
-    with groups.start(layout_of(parallel, tp), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout_of(parallel, tp), identity, device="cpu", seed=1) as ranks:
         for name in FAMILIES:
             config = load(root / name / "checkpoint" / "config.toml")
             shape, fp32 = resolve(config.model, None), PrecisionConfig(dtype="fp32")

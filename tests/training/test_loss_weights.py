@@ -49,7 +49,7 @@ def gradients(config: RunConfig, ranks: Ranks, whole: Batch, micro_batch: int) -
 
 def started(identity: Identity, config: RunConfig) -> AbstractContextManager[Ranks]:
     layout = config.layout(identity.world_size)
-    return groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1)
+    return groups.start(layout, identity, device="cpu", seed=1)
 
 
 def furthest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

@@ -168,7 +168,7 @@ def ours_to_file(folder: Path, output: Path, dtype: str) -> None:
     shape = resolve(config.model, vocabulary(config, folder))
     model = dataclasses.replace(config.model, seq_length=TOKENS)
     ids = torch.from_numpy(tokens(shape.vocab_size))[None]
-    with groups.start(layout_of(parallel, 1), Identity(), device="cpu", seed=1, timeout_minutes=5) as ranks:
+    with groups.start(layout_of(parallel, 1), Identity(), device="cpu", seed=1) as ranks:
         precision = PrecisionConfig(dtype="fp32")
         chunks = gpt.build(model, shape, parallel, precision, gpt.Recompute(), ranks, seed=1)
         with torch.no_grad(), TensorReader(folder) as reader:

@@ -46,7 +46,7 @@ def _ours(model: ComparedModel, tokens: Tensor, gradients: bool, dtype: str) -> 
     """Of Triplane's model, whole on one rank."""
     config, shape = model.config, model.shape
     assert config is not None
-    start = groups.start(Layout(), Identity(), device="cpu", seed=config.train.seed, timeout_minutes=5)
+    start = groups.start(Layout(), Identity(), device="cpu", seed=config.train.seed)
     with start as ranks:
         (chunk,) = gpt.build(
             config.model, shape, config.parallel, config.precision, gpt.Recompute(), ranks, config.train.seed

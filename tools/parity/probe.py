@@ -63,7 +63,6 @@ def run(identity: Identity, task: ProbeTask, until: int) -> None:
         identity,
         device="cpu",
         seed=config.train.seed,
-        timeout_minutes=2,
         parallel=config.parallel,
     ) as ranks:
         chunks, optim = train.build_parts(config, shape, ranks)

@@ -153,8 +153,10 @@ def loaded(
         identity,
         device=device,
         seed=config.train.seed,
-        timeout_minutes=timeout_minutes,
-        facts={"the checkpoint and its configuration": f"{opened.folder}\n{dump(config)}"},
+        meeting=groups.Meeting(
+            timeout_minutes=timeout_minutes,
+            facts={"the checkpoint and its configuration": f"{opened.folder}\n{dump(config)}"},
+        ),
         parallel=config.parallel,
         console_fd=stderr,
     ) as ranks:

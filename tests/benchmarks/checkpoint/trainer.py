@@ -58,7 +58,7 @@ def configuration(num_layers: int, hidden_size: int, tensor_model_parallel_size:
 def started(config: RunConfig, identity: Identity) -> Iterator[Trainer]:
     """Groups, model and optimizer of this rank. One update with made-up gradients has filled the moments."""
     layout, shape = config.layout(identity.world_size), resolve(config.model, None)
-    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=10) as ranks:
+    with groups.start(layout, identity, device="cpu", seed=1, meeting=groups.Meeting(timeout_minutes=10)) as ranks:
         chunks, optimizer = train.build_parts(config, shape, ranks)
         torch.manual_seed(identity.rank)
         for chunk in chunks:

@@ -154,7 +154,7 @@ def ours(config: RunConfig) -> Iterator[Step]:
     """Triplane's step, as ``training/train.py`` runs it, on one rank."""
     shape = resolve(config.model, None)
     layout, seed = config.layout(1), config.train.seed
-    with groups.start(layout, Identity(), device="cpu", seed=seed, timeout_minutes=5) as ranks:
+    with groups.start(layout, Identity(), device="cpu", seed=seed) as ranks:
         chunks, optim = train.build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size)
         progress = Progress()

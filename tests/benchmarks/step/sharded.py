@@ -83,9 +83,7 @@ def _measured(identity: Identity, config: RunConfig, steps: int, memory: bool) -
     if memory:  # what is freed is given back, so that what is held is seen; it costs page faults
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 * 1024)
     shape, layout = resolve(config.model, None), config.layout(identity.world_size)
-    with groups.start(
-        layout, identity, device="cpu", seed=config.train.seed, timeout_minutes=5, parallel=config.parallel
-    ) as ranks:
+    with groups.start(layout, identity, device="cpu", seed=config.train.seed, parallel=config.parallel) as ranks:
         before = _resident("VmRSS")
         chunks, optim = train.build_parts(config, shape, ranks)
         building, built = _resident("VmHWM") - before, _resident("VmRSS") - before

@@ -175,7 +175,7 @@ def check(identity: Identity, name: str, dtype: str, overlap: bool) -> int:
         model = dataclasses.replace(model, mtp_num_layers=0)
     shape, ep = resolve(model, None), identity.world_size
     layout = layout_of(ParallelConfig(expert_model_parallel_size=ep), ep)
-    with groups.start(layout, identity, device="cuda", seed=1, timeout_minutes=3) as ranks:
+    with groups.start(layout, identity, device="cuda", seed=1) as ranks:
         hybrid = hybrid_model(model, shape, ep, dtype, ranks)
         other = gpt_model(hybrid, shape, ranks)
         ours, theirs = trained(hybrid, shape, ranks), trained(other, shape, ranks)

@@ -35,7 +35,7 @@ model = ModelConfig(shape="llama3_tiny", seq_length=64)
 shape, bf16 = resolve(model, None), PrecisionConfig()
 fusions = frozenset({"tp_comm_overlap"})
 fp8 = dataclasses.replace(bf16, fp8="hybrid", fp8_recipe="tensorwise", first_last_layers_bf16=True)
-with groups.start(Layout(tp=2), identity, device="cuda", seed=1, timeout_minutes=1) as ranks:
+with groups.start(Layout(tp=2), identity, device="cuda", seed=1) as ranks:
     found: list[str] = []
     try:
         with userbuffers(ranks, bf16, 128, shape.hidden_size):

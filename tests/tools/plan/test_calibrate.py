@@ -119,7 +119,7 @@ def test_groups_within_and_between_nodes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def _curves(identity: Identity) -> None:
     """Ranks 0 and 2 on node a, 1 and 3 on node b: as SLURM numbers them with --distribution=cyclic."""
-    with groups.start(Layout(dp=4), identity, device="cpu", seed=1, timeout_minutes=2) as ranks:
+    with groups.start(Layout(dp=4), identity, device="cpu", seed=1) as ranks:
         found = collectives.curves(ranks.device, "ab"[ranks.rank % 2], ranks.rank // 2)
         mine: list[list[Collective] | None] = [None] * 4
         dist.all_gather_object(mine, found)

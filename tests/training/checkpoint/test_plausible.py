@@ -101,7 +101,7 @@ def load_each(identity: Identity, run: Path, scratch: Path, world: int) -> None:
     console, scratch = os.memfd_create("console"), scratch / str(world)
     config = configuration(run, *FLAGS, "--parallel.tensor_model_parallel_size", str(world))
     with groups.start(
-        config.layout(world), identity, device="cpu", seed=1, timeout_minutes=1, parallel=config.parallel,
+        config.layout(world), identity, device="cpu", seed=1, parallel=config.parallel,
         console_fd=console if identity.rank == 0 else None,
     ) as ranks:  # fmt: skip
         chunks, optimizer = train.build_parts(config, resolve(config.model, 257), ranks)

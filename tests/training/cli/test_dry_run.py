@@ -126,7 +126,7 @@ def check_stages(identity: Identity, config: RunConfig) -> None:
     """Every rank builds its chunks and compares their parameters with its stage's."""
     shape = resolve(config.model, ByteTokenizer.vocab_size)
     layout = config.layout(identity.world_size)
-    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout, identity, device="cpu", seed=1) as ranks:
         chunks = gpt.build(config.model, shape, config.parallel, config.precision, gpt.Recompute(), ranks, 1)
         held = sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters())
         assert held == stages(shape, config.parallel)[ranks.at.pp].parameters_per_rank

@@ -240,7 +240,7 @@ def test_the_most_probable_token_is_found_over_tensor_ranks() -> None:
 
 
 def find_the_most_probable(identity: Identity) -> None:
-    with groups.start(Layout(tp=2), identity, device="cpu", seed=1, timeout_minutes=2) as ranks:
+    with groups.start(Layout(tp=2), identity, device="cpu", seed=1) as ranks:
         whole = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
         whole[:20] = whole[:20].round()  # with ties, of which the first counts
         ids = whole.argmax(-1)

@@ -55,7 +55,7 @@ def measured(identity: Identity, config: RunConfig, prepared: Prepared, found: P
     """Rank 0 writes what an untrained model's figures are, and on one rank what plain windows give."""
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     layout = config.layout(identity.world_size)
-    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=2, parallel=config.parallel) as ranks:
+    with groups.start(layout, identity, device="cpu", seed=1, parallel=config.parallel) as ranks:
         chunks, _ = train.build_parts(config, shape, ranks)
         packing = Packing.from_config(config.data, prepared.tokenizer.eod)
         sets = validation_sets(prepared, config)

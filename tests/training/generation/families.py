@@ -89,7 +89,7 @@ def ours(identity: Identity, folder: Path, layout: str, names: Sequence[str], ou
     found, opened = {}, {name: open_model(folder, layout, name) for name in names}
     first = opened[names[0]]
     with groups.start(
-        first.config.layout(identity.world_size), identity, device="cpu", seed=1, timeout_minutes=2,
+        first.config.layout(identity.world_size), identity, device="cpu", seed=1,
         parallel=first.config.parallel,
     ) as ranks:  # fmt: skip
         for name in names:

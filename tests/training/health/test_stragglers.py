@@ -51,7 +51,7 @@ def test_a_slow_rank_is_named_once(
 
 def _tell_many(identity: Identity) -> None:
     console = None if identity.rank else 1
-    with groups.start(Layout(dp=6), identity, device="cpu", seed=1, timeout_minutes=1.0, console_fd=console) as ranks:
+    with groups.start(Layout(dp=6), identity, device="cpu", seed=1, console_fd=console) as ranks:
         stragglers = Stragglers(Stopwatch([], ranks), 3, 1.3, ranks)
         for _ in range(3):
             stragglers._tell_slow({0: 1.0, 1: 2.0, 2: 1.5, 3: 4.0, 4: 1.4, 5: 3.0}, 3)

@@ -57,7 +57,7 @@ def saved(ranks: Any, kind: str, dtype: str, layers: int) -> int:
 
 
 def _as_predicted(identity: Identity, kind: str, dtype: str) -> None:
-    with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1) as ranks:
         measured = (saved(ranks, kind, dtype, 3) - saved(ranks, kind, dtype, 1)) / 2
     case = MemoryCase(
         model=sizes(resolve(model(kind, 1), None), SEQ),

@@ -33,7 +33,7 @@ def _counted(identity: Identity, said: Path) -> None:
     """Rank 1 alone meets another size."""
     torch.compile(lambda x: x.cos() * 2, backend="eager")(torch.ones(2))  # by this process, before the run
     console = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if identity.rank == 0 else None
-    with groups.start(Layout(dp=2), identity, device="cpu", seed=1, timeout_minutes=1, console_fd=console) as ranks:
+    with groups.start(Layout(dp=2), identity, device="cpu", seed=1, console_fd=console) as ranks:
         layer, events = Layer(), list[str]()
         Compiler(ranks.device, backend="aot_eager").compile([layer])
         meter = CompilationMeter(ranks, lambda event, *_, **__: events.append(event))

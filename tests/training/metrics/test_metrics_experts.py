@@ -150,9 +150,7 @@ class Trial:
 
 
 def with_trial(identity: Identity, config: RunConfig, prepared: Prepared, check: Any, *args: Any) -> None:
-    with groups.start(
-        config.layout(identity.world_size), identity, device="cpu", seed=1, timeout_minutes=2
-    ) as ranks_of_trial:
+    with groups.start(config.layout(identity.world_size), identity, device="cpu", seed=1) as ranks_of_trial:
         trial = Trial(config, prepared, ranks_of_trial)
         check(trial, *args)
         trial.stream.close()

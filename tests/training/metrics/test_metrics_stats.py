@@ -33,7 +33,7 @@ SOURCE = Path(__file__).parent / "nvml.c"
 def _measured(identity: Identity, config: Any, prepared: Prepared) -> None:
     """A step with a clip that bites, so that clipped gradients would be other numbers."""
     shape = train.resolve(config.model, prepared.tokenizer.vocab_size)
-    with groups.start(config.layout(1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+    with groups.start(config.layout(1), identity, device="cpu", seed=1) as ranks:
         chunks, optim = train.build_parts(config, shape, ranks)
         stats = ParameterStats(
             shape, chunks, optim, ranks, lambda _: Due(total=True, blocks=True), params_norm=True, num_zeros=True

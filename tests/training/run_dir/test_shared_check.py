@@ -17,7 +17,7 @@ def look(
     identity: launch.Identity, folders: list[Path], expected: str | None, kind: type[Exception] = SharedMistake
 ) -> None:
     """Check ``folders[rank]`` on every rank, each on a node of its own."""
-    with groups.start(Layout(dp=2), identity, device="cpu", seed=1, timeout_minutes=1.0) as ranks:
+    with groups.start(Layout(dp=2), identity, device="cpu", seed=1) as ranks:
         apart = replace(ranks, identity=replace(identity, local_rank=0, local_world_size=1))
         if expected is None:
             check_shared(folders[identity.rank], apart, wait_s=0.5)
