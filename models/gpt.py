@@ -5,7 +5,7 @@ between pipeline chunks, and places the chunks itself. Its deprecated sibling GP
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -72,44 +72,54 @@ class Recompute:
     """Without granularity: of each of this rank's chunks, numbers within its stack, as HybridModel counts them."""
 
 
-def build(
-    model: ModelConfig,
-    shape: GPTShape,
-    parallel: ParallelConfig,
-    precision: PrecisionConfig,
-    recompute: Recompute,
-    ranks: Ranks,
-    seed: int,
-    backend: BackendSpecProvider | None = None,
-    fusions: frozenset[str] = frozenset(),
-    attention_backend: str = "auto",
-    own_loss: cross_entropy.TokenLoss | None = None,
-    deterministic: bool = False,
-    loss_chunk_tokens: int | None = None,
-    offloaded_blocks: int = 0,
-    compile_blocks: bool = False,
-    fine_grained: fine_grained_offload.FineGrainedOffload | None = None,
-) -> list[HybridModel]:
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Kernels:
+    """What computes a model."""
+
+    backend: BackendSpecProvider | None = None
+    """Whose modules to build from. None: Transformer Engine's where it can be used, else ours."""
+    fusions: frozenset[str] = frozenset()
+    """Fields of the section ``kernels`` that are on (models/kernels.py)."""
+    attention_backend: str = "auto"
+    """That field's value."""
+    deterministic: bool = False
+    """train.deterministic_mode."""
+    compile_blocks: bool = False
+    """train.compile."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Blueprint:
+    """What is built."""
+
+    model: ModelConfig
+    shape: GPTShape
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    seed: int = 1
+    """Of initial weights."""
+    kernels: Kernels = field(default_factory=Kernels)
+    recompute: Recompute = field(default_factory=Recompute)
+    offloaded_blocks: int = 0
+    """train.cpu_offloading_num_layers."""
+    fine_grained: fine_grained_offload.FineGrainedOffload | None = None
+    """train.fine_grained_activation_offloading, and what it offloads."""
+    own_loss: cross_entropy.TokenLoss | None = None
+    """A user's, instead of cross entropy."""
+    loss_chunk_tokens: int | None = None
+    """train.cross_entropy_chunk_tokens."""
+
+
+def build(blueprint: Blueprint, ranks: Ranks) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
     With parallel.fully_sharded their parameters have no memory ("meta") and no values: each rank gives its shards both.
-
-    backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
-    fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
-    own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
-    loss_chunk_tokens: train.cross_entropy_chunk_tokens. offloaded_blocks: train.cpu_offloading_num_layers.
-    compile_blocks: train.compile. fine_grained: train.fine_grained_activation_offloading, and what it offloads.
     """
-    backend = backend or provider(ranks.device)
+    shape, parallel, kernels = blueprint.shape, blueprint.parallel, blueprint.kernels
+    backend = kernels.backend or provider(ranks.device)
     if shape.attn_logit_softcapping or shape.attention_chunk_size or shape.attn_scale:
         backend = with_own_attention(backend)
-    precision = resolve_recipe(precision, ranks.device)
-    transformer_engine = backend.fuse_layernorm_and_linear()
-    config = transformer_config(
-        model, shape, parallel, precision, recompute, ranks, transformer_engine, fusions, fine_grained
-    )
-    config.deterministic_mode = deterministic  # read as a chunk is built, as is the next one
-    config.attention_backend = AttnBackend[attention_backend]
+    config = transformer_config(blueprint, ranks, transformer_engine=backend.fuse_layernorm_and_linear())
     if backend.core_attention() is SDPAttention:
         check_supported(config)
     if shape.mtp_num_layers:
@@ -119,56 +129,52 @@ def build(
     graphed = config.cuda_graph_impl != "none"
     if graphed:
         cuda_graphs.install(config.sequence_parallel)
-    if fine_grained is not None:
+    if blueprint.fine_grained is not None:
         fine_grained_offload.start()
-    compiler = compiled.Compiler(ranks.device, shape.multi_latent_attention) if compile_blocks else None
+    compiler = compiled.Compiler(ranks.device, shape.multi_latent_attention) if kernels.compile_blocks else None
     chunks = []
     for vp_stage in range(ranks.layout.vpp):
         with parameters_without_memory() if parallel.fully_sharded else contextlib.nullcontext():
-            chunk = _chunk(config, shape, parallel, ranks, backend, vp_stage)
+            chunk = _chunk(config, blueprint, ranks, backend, vp_stage)
         if chunk.mtp_process:
             mtp.mend(chunk)
-        set_inv_freq(chunk, shape, ranks.device, model.seq_length)
+        set_inv_freq(chunk, shape, ranks.device, blueprint.model.seq_length)
         recompute_no_empty_mlp(chunk)
         if graphed and ranks.layout.pp > 1:
             cuda_graphs.separate_microbatches(chunk)
         scaling.install(chunk, shape)
         mark_softmax_offsets(chunk)
         mask_padded_logits(chunk, shape)
-        cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
-        if "gradient_accumulation_fusion" in fusions:
+        cross_entropy.install(chunk, "cross_entropy_loss_fusion" in kernels.fusions, blueprint.own_loss)
+        if "gradient_accumulation_fusion" in kernels.fusions:
             wgrad.fuse(chunk)
-        if loss_chunk_tokens is not None:
-            chunked_losses.install(chunk, loss_chunk_tokens)
+        if blueprint.loss_chunk_tokens is not None:
+            chunked_losses.install(chunk, blueprint.loss_chunk_tokens)
         routing.let_go_after_use(chunk)
-        if offloaded_blocks:
-            offload.install(chunk, offloaded_blocks * sublayers_per_block(shape), ranks.device)
-        if recompute.sublayers:
-            recomputed.install(chunk, recompute.sublayers[vp_stage])
+        if blueprint.offloaded_blocks:
+            offload.install(chunk, blueprint.offloaded_blocks * sublayers_per_block(shape), ranks.device)
+        if blueprint.recompute.sublayers:
+            recomputed.install(chunk, blueprint.recompute.sublayers[vp_stage])
         if compiler is not None:
             compiler.install(chunk)
         if not parallel.fully_sharded:
             chunk.to(ranks.device)
             with plain_weights(chunk):  # what will be in fp8 is filled in 16 bits
-                initialise(whole_tensors(chunk), shape, seed)
+                initialise(whole_tensors(chunk), shape, blueprint.seed)
         chunks.append(chunk)
     return chunks
 
 
 def _chunk(
-    config: TransformerConfig,
-    shape: GPTShape,
-    parallel: ParallelConfig,
-    ranks: Ranks,
-    backend: BackendSpecProvider,
-    vp_stage: int,
+    config: TransformerConfig, blueprint: Blueprint, ranks: Ranks, backend: BackendSpecProvider, vp_stage: int
 ) -> HybridModel:
+    shape = blueprint.shape
     return HybridModel(
         config,
         stack_spec(config, backend, shape),
         vocab_size=shape.padded_vocab_size,
         max_sequence_length=shape.max_position_embeddings,
-        hybrid_layer_pattern=hybrid_layer_pattern(shape, layers_per_chunk(parallel, shape.num_layers)),
+        hybrid_layer_pattern=hybrid_layer_pattern(shape, layers_per_chunk(blueprint.parallel, shape.num_layers)),
         pre_process=ranks.is_first_stage and vp_stage == 0,
         post_process=ranks.is_last_stage and vp_stage == ranks.layout.vpp - 1,
         share_embeddings_and_output_weights=shape.tied,
@@ -180,26 +186,18 @@ def _chunk(
     )
 
 
-def transformer_config(
-    model: ModelConfig,
-    shape: GPTShape,
-    parallel: ParallelConfig,
-    precision: PrecisionConfig,
-    recompute: Recompute,
-    ranks: Ranks,
-    transformer_engine: bool = False,
-    fusions: frozenset[str] = frozenset(),
-    fine_grained: fine_grained_offload.FineGrainedOffload | None = None,
-) -> TransformerConfig:
+def transformer_config(blueprint: Blueprint, ranks: Ranks, transformer_engine: bool = False) -> TransformerConfig:
     """Everything mcore's modules read. One object serves all chunks of a rank.
 
-    transformer_engine: blocks are made of its modules. fusions, fine_grained: as in ``build``.
+    transformer_engine: blocks are made of its modules.
     """
+    model, shape, parallel = blueprint.model, blueprint.shape, blueprint.parallel
+    fusions, precision = blueprint.kernels.fusions, resolve_recipe(blueprint.precision, ranks.device)
     settings = {
         **_shape_settings(shape),
         **_expert_settings(shape, parallel, ranks, fusions),
         **_parallel_settings(parallel, ranks),
-        **_recompute_settings(shape, recompute, transformer_engine),
+        **_recompute_settings(shape, blueprint.recompute, transformer_engine),
         **transformer_settings(precision),
         **bf16_sublayers(shape, precision),
         "perform_initialization": False,  # models/init.py does it, the same in every layout
@@ -207,7 +205,7 @@ def transformer_config(
         "transformer_impl": "transformer_engine" if transformer_engine else "local",
         **_fusion_settings(shape, fusions),
         **cuda_graphs.settings(shape, "cuda_graph_impl" in fusions),
-        **fine_grained_offload.settings(fine_grained, transformer_engine),
+        **fine_grained_offload.settings(blueprint.fine_grained, transformer_engine),
         "persist_layer_norm": False,
     }
     kind = MLATransformerConfig if shape.multi_latent_attention else TransformerConfig
@@ -216,6 +214,8 @@ def transformer_config(
         config = kind(**settings)
     except (ValueError, AssertionError, NotImplementedError, ImportError) as error:
         raise SharedMistake(f"megatron-core refuses this model: {error}") from error
+    config.deterministic_mode = blueprint.kernels.deterministic  # read as a chunk is built, as is the next one
+    config.attention_backend = AttnBackend[blueprint.kernels.attention_backend]
     # No fields of mcore's, but a config reaches every module, and those of models/layers read these.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation

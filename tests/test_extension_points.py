@@ -119,12 +119,12 @@ def _with_metrics(
     build = train.build_parts
 
     def recording(*args: Any) -> Any:
-        chunks, optimizer = build(*args)
-        for chunk in chunks:
+        parts = build(*args)
+        for chunk in parts.chunks:
             for module in chunk.modules():
                 if isinstance(module, MLP):
                     module.register_forward_hook(record)
-        return chunks, optimizer
+        return parts
 
     def record(_module: nn.Module, _inputs: object, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if next(calls) == broken:

@@ -46,7 +46,8 @@ TORCH = """
     data: loader
     training: attention_backend batches determinism forward_backward loop loss_weights
     manual_gc
-    optimizer optimizer_class optimizer_forms parts step train    training.custom: callbacks loss
+    optimizer optimizer_class optimizer_forms step train    training.custom: callbacks loss
+    training.parts: announcement checkpoints companions data evaluation measuring model run
     training.evaluation: asked generating scoring set_batches shared_model task_callback validation harness
     training.checkpoint: account agreement callback fit model_state optimizer_state plausible restoring rng
     save_interval saving storage stream_position weights    training.checkpoint.background: saver

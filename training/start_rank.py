@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from parallel import cuda_environment, launch, output
@@ -14,16 +15,34 @@ from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
 
 
-def prepared_run(
-    config: RunConfig,
-    run_dir: Path,
-    identity: launch.Identity | None,
-    lock: RunLock | None,
-    request: StopSignal,
-    heartbeat: Heartbeat | None = None,
-) -> Callable[[Heartbeat, launch.Identity], int]:
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Start:
+    """One start of a run: of what, where, and on which ranks."""
+
+    config: RunConfig
+    run_dir: Path
+    identity: launch.Identity | None
+    """This rank; None: no launcher has started ranks, this process does."""
+    nproc: int
+    """Local ranks to start."""
+    lock: RunLock | None
+    stop: StopSignal
+
+    @property
+    def on_gpus(self) -> bool:
+        """Unless they turn out to be unusable."""
+        return self.config.device != "cpu" and launch.count_gpus(os.environ) > 0
+
+    @property
+    def rank(self) -> launch.Identity:
+        """This one, or the first of the local ones."""
+        return self.identity or launch.Identity(world_size=self.nproc)
+
+
+def prepared_run(start: Start, heartbeat: Heartbeat | None = None) -> Callable[[Heartbeat, launch.Identity], int]:
     """What a rank runs once tokenizer, data, torch and Megatron are ready, which forked ranks share."""
-    if config.device != "cpu" and launch.count_gpus(os.environ):
+    config, run_dir, identity = start.config, start.run_dir, start.identity
+    if start.on_gpus:
         cuda_environment.prepare(
             os.environ, config.parallel, config.kernels.graphs, config.train.deterministic_mode,
             config.train.fine_grained_activation_offloading,
@@ -45,15 +64,20 @@ def prepared_run(
         lean_imports.lean(device),
     ):
         from parallel import mcore_patches
+        from training.parts.run import PreparedRun
         from training.train import train
 
         with contextlib.suppress(RuntimeError):  # which each rank will meet, and report
             mcore_patches.check_once()
 
+    ready = PreparedRun(
+        config=config, prepared=prepared, device=device, run_dir=run_dir, stop=start.stop, lock=start.lock, tasks=tasks
+    )
+
     def run(heartbeat: Heartbeat, rank: launch.Identity) -> int:
-        request.speaks = rank.rank == 0
+        start.stop.speaks = rank.rank == 0
         launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]
         with output.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
-            return train(config, prepared, rank, device, run_dir, console_fd, lock, request, heartbeat, tasks)
+            return train(ready, rank, heartbeat, console_fd)
 
     return run

@@ -19,8 +19,8 @@ from training.config.debug import debugged
 from training.config.run_config import RunConfig
 from training.run_dir import write_check
 from training.run_dir.errors import run_dir_error
-from training.run_lock.lock import ATTEMPT, RunLock, held_lock
-from training.start_rank import prepared_run
+from training.run_lock.lock import ATTEMPT, held_lock
+from training.start_rank import Start, prepared_run
 from training.start_record import recorded_start
 from training.watchdog import starts, verdict_file
 from training.watchdog.rank_monitor import RankMonitor, monitored
@@ -95,60 +95,46 @@ def start(config: RunConfig, explicit: frozenset[str] = frozenset()) -> int:
     else:
         output.make_run_dir(run_dir)
     with held_lock(run_dir, identity, os.environ, partial(run_dir_error, run_dir)) as lock:
-        return train_ranks(config, run_dir, identity, nproc, lock, request)
+        return train_ranks(
+            Start(config=config, run_dir=run_dir, identity=identity, nproc=nproc, lock=lock, stop=request)
+        )
 
 
-def train_ranks(
-    config: RunConfig,
-    run_dir: Path,
-    identity: launch.Identity | None,
-    nproc: int,
-    lock: RunLock | None,
-    request: StopSignal,
-) -> int:
+def train_ranks(start: Start) -> int:
     """Prepare the data and train: on this rank, or, when no launcher has started ranks yet, on ``nproc`` local ones.
 
     A rank that another launcher started is watched from here on, through imports and data; local ones once they exist.
     """
-    cuda = config.device != "cpu" and launch.count_gpus(os.environ) > 0
+    lock, identity = start.lock, start.identity
     attempt = lock.attempt if lock and (identity is None or ATTEMPT in os.environ) else None
-    start_dir = starts.folder_of(run_dir, identity, os.environ, attempt)
-    ranks = partial(watched_ranks, config, run_dir, identity, nproc, lock, request, start_dir, cuda)
+    start_dir = starts.folder_of(start.run_dir, identity, os.environ, attempt)
     if lock is None or ATTEMPT in os.environ:
-        return ranks()
-    launcher, world_size = (identity.launcher, identity.world_size) if identity else ("local", nproc)
-    with recorded_start(run_dir, lock, start_dir, world_size, launcher, config.log.report) as record:
+        return watched_ranks(start, start_dir)
+    launcher = identity.launcher if identity else "local"
+    report = start.config.log.report
+    with recorded_start(start.run_dir, lock, start_dir, start.rank.world_size, launcher, report) as record:
         starts.begin_start(start_dir)
-        record.code = ranks()
+        record.code = watched_ranks(start, start_dir)
     return record.code
 
 
-def watched_ranks(
-    config: RunConfig,
-    run_dir: Path,
-    identity: launch.Identity | None,
-    nproc: int,
-    lock: RunLock | None,
-    request: StopSignal,
-    start_dir: Path,
-    cuda: bool,
-) -> int:
+def watched_ranks(start: Start, start_dir: Path) -> int:
     """The exit code of this rank, or of the local ones. start_dir: the watchdogs' folder of this start."""
-    watch = partial(monitored, config.fault, start_dir, request=request, environ=os.environ, cuda=cuda)
-    me = identity or launch.Identity(world_size=nproc)
-    if identity is not None or nproc == 1:
+    config, nproc, me, cuda = start.config, start.nproc, start.rank, start.on_gpus
+    watch = partial(monitored, config.fault, start_dir, request=start.stop, environ=os.environ, cuda=cuda)
+    if start.identity is not None or nproc == 1:
         with watch(me) as watching, no_sudden_end():
-            run = prepared_run(config, run_dir, identity, lock, request, watching.heartbeat)
+            run = prepared_run(start, watching.heartbeat)
             code, failure = local_ranks.guard(partial(run, watching.heartbeat), me)
             failure = watching.settle(failure)
             watching.heartbeat.code = code
     elif cuda and launch.choose_device(config.device, os.environ) == "cuda":
-        environ = {**os.environ, ATTEMPT: lock.attempt} if lock else os.environ
+        environ = {**os.environ, ATTEMPT: start.lock.attempt} if start.lock else os.environ
         verdict = partial(verdict_file.read, start_dir)
         return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ, reported=lambda: bool(verdict()))
     else:
         with no_sudden_end():
-            run = prepared_run(config, run_dir, None, lock, request)
+            run = prepared_run(start)
 
         def watched_run(rank: launch.Identity) -> int:
             with watch(rank) as watching, no_sudden_end():
@@ -160,5 +146,5 @@ def watched_ranks(
             failure
         )
     if failure is not None:
-        local_ranks.report(failure, run_dir / "logs", me.world_size)
+        local_ranks.report(failure, start.run_dir / "logs", me.world_size)
     return code

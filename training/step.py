@@ -17,6 +17,8 @@ from torch import Tensor
 from data.loader import Batch
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
+from training.config.lr_schedule import ScheduledRates
+from training.config.run_config import RunConfig
 from training.forward_backward import LossScale, forward_backward, gradient_norm, prepare_gradients
 from training.optimizer import set_schedule
 
@@ -80,6 +82,16 @@ class StepResult(GradientResult):
         return self.decision is not UpdateDecision.UPDATE
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RankParts:
+    """What is trained, as far as it lies on this rank."""
+
+    config: RunConfig
+    chunks: Chunks
+    optimizer: MegatronOptimizer
+    ranks: Ranks
+
+
 class UpdatePolicy(Protocol):
     """Stands before the update. Collective: all ranks decide alike."""
 
@@ -103,17 +115,11 @@ def skip_overflows(gradients: GradientResult) -> UpdateDecision:
 
 
 def train_step(
-    chunks: Chunks,
-    optimizer: MegatronOptimizer,
+    parts: RankParts,
     microbatches: Sequence[Batch | None],
-    ranks: Ranks,
-    decide: Callable[[GradientResult], UpdateDecision] = skip_overflows,
-    *,
-    seq_length: int,
-    micro_batch_size: int,
-    learning_rate: float,
-    weight_decay: float,
+    rates: ScheduledRates,
     requests: StepRequests,
+    decide: Callable[[GradientResult], UpdateDecision] = skip_overflows,
     before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Forward and backward over all microbatches, one reduction of gradients, clipping, one AdamW update.
@@ -121,10 +127,12 @@ def train_step(
     Gradients are divided by the number of unmasked tokens of the global batch. decide: whether there is an update,
     knowing loss and gradient norm. before_update: called when weights and optimizer are about to change.
     """
-    set_schedule(optimizer, learning_rate, weight_decay)
+    config, chunks, optimizer, ranks = parts.config, parts.chunks, parts.optimizer, parts.ranks
+    set_schedule(optimizer, rates.learning_rate, rates.weight_decay)
     scale = LossScale(optimizer)
     zero_gradients(chunks, optimizer)
-    sums, reduce_gradients = forward_backward(chunks, microbatches, ranks, seq_length, micro_batch_size)
+    sizes = config.model.seq_length, config.train.micro_batch_size
+    sums, reduce_gradients = forward_backward(chunks, microbatches, ranks, *sizes)
     reduce_gradients()
     gradients = measure(sums, optimizer, ranks, requests, scale, own_samples(microbatches, ranks))
     decision = decide(gradients)
@@ -132,7 +140,7 @@ def train_step(
         before_update()
         updated = clip_and_update(optimizer, gradients.grad_norm)
         decision = UpdateDecision.UPDATE if updated else UpdateDecision.SKIP
-    return StepResult(**vars(gradients), learning_rate=learning_rate, decision=decision)
+    return StepResult(**vars(gradients), learning_rate=rates.learning_rate, decision=decision)
 
 
 def zero_gradients(chunks: Chunks, optimizer: MegatronOptimizer) -> None:

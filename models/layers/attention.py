@@ -17,7 +17,7 @@ from megatron.core.transformer.utils import is_layer_window_attention, make_shar
 from torch import Tensor, nn
 
 from models.layers import packed
-from models.layers.blockwise_attention import AttentionMask, attend, attend_in_blocks
+from models.layers.blockwise_attention import AttentionMask, Softmax, attend, attend_in_blocks
 from models.layers.chunked import chunk_of, temperature_of
 from models.layers.documents import Documents, kept_apart
 from parallel.errors import SharedMistake
@@ -95,7 +95,8 @@ class SDPAttention(MegatronModule):
         # Heads differ over TP, so must their dropout. Under sequence parallelism the whole stack is in this region.
         own_rng = dropout > 0 and not self.config.sequence_parallel
         with get_cuda_rng_tracker().fork() if own_rng else contextlib.nullcontext():
-            out = self._attend(query, key, value, sight, dropout)
+            softmax = Softmax(scale=self.softmax_scale, softcap=self.softcap, dropout=dropout)
+            out = self._attend(query, key, value, sight, softmax)
         s, b = query.shape[:2]
         return out.permute(2, 0, 1, 3).reshape(s, b, -1)
 
@@ -113,25 +114,26 @@ class SDPAttention(MegatronModule):
             positions = positions + torch.where(positions < half, rank * half, (2 * cp - 2 - rank) * half)
         return positions[:, None]
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, sight: AttentionMask, dropout: float) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, sight: AttentionMask, softmax: Softmax) -> Tensor:
         """[b, n, s/cp, d]. This rank's two zigzag pieces (r and 2 cp - 1 - r of 2 cp) see all keys before them."""
         s, sink = query.shape[0], self.softmax_offset
         if self.cp_group is not None:
             cp, rank, half = self.cp_group.size(), self.cp_group.rank(), s // 2
             key, value = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
             pieces = (rank * half, (2 * cp - 1 - rank) * half)
-            return attend_in_blocks(
-                query, key, value, sight, dropout, self.softmax_scale, pieces=pieces, sink=sink, softcap=self.softcap
+            return attend_in_blocks(query, key, value, sight, softmax, pieces=pieces, sink=sink)
+        plain = sink is None and not softmax.softcap and (sight.chunk is None or sight.chunk >= s)
+        if (
+            plain
+            and sight.documents is not None
+            and not packed.why_not(
+                query.device, query.dtype, packed.HeadSizes.of(query, key, value), sight.left, softmax.dropout
             )
-        plain = sink is None and not self.softcap and (sight.chunk is None or sight.chunk >= s)
-        if plain and sight.documents is not None and not packed.why_not(
-            query.device, query.dtype, query.shape[2], key.shape[2], query.shape[3], value.shape[3], sight.left,
-            dropout,
-        ):  # fmt: skip
-            return packed.attend_packed(query, key, value, sight.documents, sight.left, self.softmax_scale)
+        ):
+            return packed.attend_packed(query, key, value, sight.documents, sight.left, softmax.scale)
         if plain and sight.documents is None and (sight.left is None or sight.left >= s - 1):
-            return attend(query, key, value, dropout, self.softmax_scale)  # plain causal: needs no mask
-        return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, sink=sink, softcap=self.softcap)
+            return attend(query, key, value, softmax)  # plain causal: needs no mask
+        return attend_in_blocks(query, key, value, sight, softmax, sink=sink)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None

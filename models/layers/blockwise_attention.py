@@ -83,32 +83,42 @@ class AttentionMask:
         return queries if self.documents is None else self.documents.positions[:, None, block.rows, None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Softmax:
+    """How scores become weights."""
+
+    scale: float | None = None
+    """Of products of queries and keys; None: 1 / sqrt(d)."""
+    softcap: float = 0.0
+    """cap: cap tanh(scores / cap) instead of scores; 0: none."""
+    dropout: float = 0.0
+    """Of weights."""
+
+
 def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    dropout: float,
-    scale: float | None,
+    softmax: Softmax,
     mask: Tensor | None = None,
     sink: Tensor | None = None,
-    softcap: float = 0.0,
 ) -> Tensor:
     """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [1 or b, 1, s, t] says more.
 
-    sink: one more logit of each head's softmax, [n], which no value belongs to. softcap: of scores. Both need a mask.
+    sink: one more logit of each head's softmax, [n], which no value belongs to. It and a soft cap need a mask.
     """
     q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    if sink is not None or softcap:
+    if sink is not None or softmax.softcap:
         assert mask is not None
-        return _attend_by_scores(q, k, v, dropout, scale, mask, sink, softcap)
+        return _attend_by_scores(q, k, v, softmax, mask, sink)
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
         attn_mask=mask,
         is_causal=mask is None,
-        dropout_p=dropout,
-        scale=scale,
+        dropout_p=softmax.dropout,
+        scale=softmax.scale,
         enable_gqa=query.shape[2] != key.shape[2],
     )
 
@@ -117,16 +127,14 @@ def _attend_by_scores(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    dropout: float,
-    scale: float | None,
+    softmax: Softmax,
     mask: Tensor,
     sink: Tensor | None,
-    softcap: float,
 ) -> Tensor:
-    """[b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]; cap tanh(scores / cap), and the softmax in fp32."""
+    """[b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]; the softmax in fp32."""
     times = q.shape[1] // k.shape[1]
     k, v = (one.repeat_interleave(times, dim=1) if times > 1 else one for one in (k, v))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale, softcap = q.shape[-1] ** -0.5 if softmax.scale is None else softmax.scale, softmax.softcap
     scores = (q @ k.mT).float().mul_(scale / softcap if softcap else scale)  # in place: no backward reads them
     if softcap:
         scores = torch.tanh_(scores) * softcap
@@ -137,7 +145,7 @@ def _attend_by_scores(
         total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
         weights = (scores - total[..., None]).exp()
     weights = weights.type_as(v)
-    return (F.dropout(weights, dropout) if dropout else weights) @ v
+    return (F.dropout(weights, softmax.dropout) if softmax.dropout else weights) @ v
 
 
 def attend_in_blocks(
@@ -145,13 +153,11 @@ def attend_in_blocks(
     key: Tensor,
     value: Tensor,
     sight: AttentionMask,
-    dropout: float = 0.0,
-    scale: float | None = None,
+    softmax: Softmax = Softmax(),
     *,
     pieces: Sequence[int] = (0,),
     block_rows: int = BLOCK_ROWS,
     sink: Tensor | None = None,
-    softcap: float = 0.0,
 ) -> Tensor:
     """query [s, b, n, d], key and value [t, b, g, d] -> [b, n, s, d].
 
@@ -159,7 +165,7 @@ def attend_in_blocks(
     ``attend``.
     """
     blocks = list(sight.blocks(pieces, query.shape[0] // len(pieces), block_rows))
-    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale, sink, softcap)
+    return _Blocks.apply(query, key, value, sight, blocks, softmax, sink)
 
 
 class _Blocks(torch.autograd.Function):
@@ -176,14 +182,12 @@ class _Blocks(torch.autograd.Function):
         value: Tensor,
         sight: AttentionMask,
         blocks: list[QueryBlock],
-        dropout: float,
-        scale: float | None,
+        softmax: Softmax,
         sink: Tensor | None,
-        softcap: float,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, sink)
-        ctx.sight, ctx.blocks, ctx.dropout, ctx.scale, ctx.softcap = sight, blocks, dropout, scale, softcap
-        ctx.rng_state = _rng_state(query.device) if dropout else None
+        ctx.sight, ctx.blocks, ctx.softmax = sight, blocks, softmax
+        ctx.rng_state = _rng_state(query.device) if softmax.dropout else None
         return torch.cat([_attend_block(ctx, block, sink, *_cut(block, query, key, value)) for block in blocks], dim=2)
 
     @staticmethod
@@ -209,7 +213,7 @@ class _Blocks(torch.autograd.Function):
                     sink_grad += parts[3]
         if sink is not None and sink_grad is not None:
             sink_grad = sink_grad.to(sink.dtype)
-        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, None, sink_grad, None
+        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, sink_grad
 
 
 def _cut(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -220,7 +224,7 @@ def _attend_block(
     ctx: Any, block: QueryBlock, sink: Tensor | None, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     mask = ctx.sight.mask(block, query.device)
-    return attend(query, key, value, ctx.dropout, ctx.scale, mask, sink, ctx.softcap)
+    return attend(query, key, value, ctx.softmax, mask, sink)
 
 
 def _rng_state(device: torch.device) -> Tensor:

@@ -23,7 +23,7 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 
 from models.layers.attention import check_supported, softcap_of
-from models.layers.blockwise_attention import attend
+from models.layers.blockwise_attention import Softmax, attend
 from models.layers.chunked import Temperature, chunk_of, temperature_of
 from models.layers.restarting_rope import at_positions
 from parallel.ddp import Chunks
@@ -37,6 +37,20 @@ class CallPositions:
     """int64 [b, n]."""
     end: int
     """Behind the last of them."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class CachedLayer:
+    """What a layer's attention does, in every call."""
+
+    number: int
+    """Of the layer, among those of the rank."""
+    softmax: Softmax
+    left: int | None
+    """Tokens before its own that a query sees; None: all."""
+    chunk: int | None
+    temperature: Temperature | None
+    """See models/layers/chunked.py."""
 
 
 class KVCache:
@@ -54,41 +68,28 @@ class KVCache:
         """Of this rank; known after the first call."""
         return sum(tensor.nbytes for pair in self.held.values() for tensor in pair)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        left: int | None,
-        scale: float | None,
-        sink: Tensor | None = None,
-        softcap: float = 0.0,
-        chunk: int | None = None,
-        temperature: Temperature | None = None,
-    ) -> Tensor:
+    def attend(self, layer: CachedLayer, query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> Tensor:
         """query [n, b, heads, d], key and value [n, b, groups, d] -> [n, b, heads * d].
 
-        left: tokens before its own that a query sees; None: all. sink: one more logit of each head's softmax. chunk,
-        temperature: models/layers/chunked.py.
+        sink: one more logit of each head's softmax.
         """
         assert self.call is not None
         n, b = query.shape[:2]
-        if layer not in self.held:  # zeros: what a row has not reached has no weight, and must be a number
-            self.held[layer] = tuple(one.new_zeros(self.length, *one.shape[1:]) for one in (key, value))  # type: ignore[assignment]
-        keys, values = self.held[layer]
+        if layer.number not in self.held:  # zeros: what a row has not reached has no weight, and must be a number
+            self.held[layer.number] = tuple(one.new_zeros(self.length, *one.shape[1:]) for one in (key, value))  # type: ignore[assignment]
+        keys, values = self.held[layer.number]
         places = self.call.rows.T, torch.arange(b, device=query.device)
         keys[places], values[places] = key, value
         queries, seen = self.call.rows[:, :, None], torch.arange(self.call.end, device=query.device)
         mask = seen <= queries
-        if left is not None:
-            mask &= seen >= queries - left
-        if chunk is not None:
-            mask &= seen >= queries - queries % chunk
-        if temperature is not None:
-            query = temperature.apply(query, self.call.rows.T)
+        if layer.left is not None:
+            mask &= seen >= queries - layer.left
+        if layer.chunk is not None:
+            mask &= seen >= queries - queries % layer.chunk
+        if layer.temperature is not None:
+            query = layer.temperature.apply(query, self.call.rows.T)
         keys, values = keys[: self.call.end], values[: self.call.end]
-        out = attend(query, keys, values, 0.0, scale, mask[:, None], sink, softcap)
+        out = attend(query, keys, values, layer.softmax, mask[:, None], sink)
         return out.permute(2, 0, 1, 3).reshape(n, b, -1)
 
 
@@ -106,7 +107,7 @@ def cached(chunks: Chunks, rows: int, length: int) -> Iterator[KVCache]:
             for module in chunk.modules():
                 if isinstance(module, Attention):
                     changed.append((module.core_attention, vars(module.core_attention).get("forward")))
-                    _keep(module, cache, layer=len(changed) - 1)
+                    _keep(module, cache, len(changed) - 1)
                 if isinstance(rotary := getattr(module, "rotary_pos_emb", None), nn.Module):
                     changed.append((rotary, vars(rotary).get("forward")))
                     _place(rotary, cache)
@@ -118,19 +119,23 @@ def cached(chunks: Chunks, rows: int, length: int) -> Iterator[KVCache]:
                 module.forward = forward
 
 
-def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
+def _keep(attention: Attention, cache: KVCache, number: int) -> None:
     """Let the core attention, ours or Transformer Engine's, go through the cache."""
     config = attention.config
     windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, attention.layer_number)
-    left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
     scale = getattr(attention, "softmax_scale", config.softmax_scale)  # latent attention has its own
-    softcap = softcap_of(config)
-    chunk, temperature = chunk_of(config, attention.layer_number), temperature_of(config, attention.layer_number)
+    layer = CachedLayer(
+        number=number,
+        softmax=Softmax(scale=scale, softcap=softcap_of(config)),
+        left=config.window_size[0] if windowed and config.window_size[0] >= 0 else None,
+        chunk=chunk_of(config, attention.layer_number),
+        temperature=temperature_of(config, attention.layer_number),
+    )
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
         sink = getattr(attention.core_attention, "softmax_offset", None)
         sink = None if sink is None else sink.view(-1)
-        return cache.attend(layer, query, key, value, left, scale, sink, softcap, chunk, temperature)
+        return cache.attend(layer, query, key, value, sink)
 
     attention.core_attention.forward = forward
 

@@ -8,8 +8,9 @@ with that once, on a small example; where it differs or fails, a line says so an
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +26,24 @@ LENGTH, SAMPLES = 384, 2
 WORSE = 4.0
 """How many times the kernel's error against float32 may be that of blocks in the same dtype: both round every product,
 in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSizes:
+    """A rank's heads of attention."""
+
+    heads: int
+    groups: int
+    """Of keys and values."""
+    width: int
+    """Of queries and keys."""
+    value_width: int
+    """Another one in latent attention."""
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Self:
+        """Those of [..., heads, width] and [..., groups, width]."""
+        return cls(heads=query.shape[-2], groups=key.shape[-2], width=query.shape[-1], value_width=value.shape[-1])
 
 
 def attend_packed(
@@ -46,13 +65,14 @@ def attend_packed(
 
 
 def why_not(
-    device: torch.device, dtype: torch.dtype, heads: int, groups: int, width: int, value_width: int, left: int | None,
-    dropout: float = 0.0, context_parallel_size: int = 1,
-) -> str:  # fmt: skip
-    """Why documents are attended to in blocks instead; "" where the kernel does it.
-
-    heads, groups: of a rank. width, value_width: of keys and values, which differ in latent attention.
-    """
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: HeadSizes,
+    left: int | None,
+    dropout: float = 0.0,
+    context_parallel_size: int = 1,
+) -> str:
+    """Why documents are attended to in blocks instead; "" where the kernel does it."""
     if device.type != "cuda":
         return f"the kernel needs CUDA, this is {device.type}"
     if dtype not in (torch.float16, torch.bfloat16):
@@ -61,9 +81,9 @@ def why_not(
         return "the kernel has no dropout of attention"
     if context_parallel_size > 1:
         return "documents that lie on several context ranks need each key's position"
-    if width != value_width:
-        return f"keys are {width} wide and values {value_width}"
-    return disproof(device, dtype, heads, groups, width, left)
+    if sizes.width != sizes.value_width:
+        return f"keys are {sizes.width} wide and values {sizes.value_width}"
+    return disproof(device, dtype, sizes, left)
 
 
 def how(shape: GPTShape, device: torch.device, dtype: torch.dtype, layout: Layout) -> str:
@@ -79,31 +99,26 @@ def _how(shape: GPTShape, device: torch.device, dtype: torch.dtype, layout: Layo
     latent, width = shape.multi_latent_attention, shape.kv_channels
     if shape.attn_logit_softcapping:
         return "in blocks of queries (the kernel has no soft cap of scores)"
-    reason = why_not(
-        device,
-        dtype,
-        shape.num_attention_heads // layout.tp,
-        (shape.num_attention_heads if latent else shape.num_query_groups) // layout.tp,
-        shape.qk_head_dim + shape.qk_pos_emb_head_dim if latent else width,
-        shape.v_head_dim if latent else width,
-        left,
-        shape.attention_dropout,
-        layout.cp,
+    sizes = HeadSizes(
+        heads=shape.num_attention_heads // layout.tp,
+        groups=(shape.num_attention_heads if latent else shape.num_query_groups) // layout.tp,
+        width=shape.qk_head_dim + shape.qk_pos_emb_head_dim if latent else width,
+        value_width=shape.v_head_dim if latent else width,
     )
+    reason = why_not(device, dtype, sizes, left, shape.attention_dropout, layout.cp)
     return f"in blocks of queries ({reason})" if reason else "by torch's flash kernel for rows of unequal lengths"
 
 
 @lru_cache
 def disproof(
-    device: torch.device, dtype: torch.dtype, heads: int, groups: int, width: int, left: int | None,
-    kernel: Kernel | None = None,
-) -> str:  # fmt: skip
+    device: torch.device, dtype: torch.dtype, sizes: HeadSizes, left: int | None, kernel: Kernel | None = None
+) -> str:
     """What the kernel gets wrong of output and gradients on a small example; "" where nothing. Draws from its own
     generator; takes some milliseconds, once."""
     draw = torch.Generator().manual_seed(0)
-    sizes = [(LENGTH, SAMPLES, count, width) for count in (heads, groups, groups)]
-    inputs = [torch.randn(size, generator=draw).to(device, dtype) for size in sizes]
-    grad = torch.randn((SAMPLES, heads, LENGTH, width), generator=draw).to(device, dtype)
+    counts = (sizes.heads, sizes.groups, sizes.groups)
+    inputs = [torch.randn((LENGTH, SAMPLES, count, sizes.width), generator=draw).to(device, dtype) for count in counts]
+    grad = torch.randn((SAMPLES, sizes.heads, LENGTH, sizes.width), generator=draw).to(device, dtype)
     ends = torch.rand((SAMPLES, LENGTH), generator=draw) < 0.02
     starts = (ends * torch.arange(1, LENGTH + 1)).roll(1, dims=1)
     starts[:, 0] = 0

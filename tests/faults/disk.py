@@ -10,7 +10,7 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +27,7 @@ from training.checkpoint import folders
 from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.format.verify import damages
+from training.config.run_config import CheckpointConfig
 from training.step import StepResult
 
 CAMPAIGN = "disk"
@@ -49,12 +50,10 @@ class DiskCaseFailed(Exception):
 class DiskScene:
     """A rank that trains and saves; on rank 0 what is done to the disk, and what was said."""
 
-    def __init__(self, trainer: FaultTrainer, heard: Heard, disk: Path, background: bool, keep: int) -> None:
+    def __init__(self, trainer: FaultTrainer, heard: Heard, disk: Path, keep: int) -> None:
         self.trainer, self.heard, self.disk, self.root = trainer, heard, disk, disk / "checkpoints"
         contents = checkpoint.Contents(keep=keep, texts={"config.toml": "x = 1\n"})
-        self.saves = SaveCallback(
-            self.root, contents, trainer.chunks, trainer.optimizer, trainer.ranks, background=background, timeout_s=30.0
-        )
+        self.saves = SaveCallback(self.root, contents, trainer.parts)
 
     def start(self) -> str | None:
         """What stands in the way of the run before its first step; the same on every rank."""
@@ -371,8 +370,12 @@ class DiskTask:
         signal.alarm(LIMIT_S)
         heard = Heard(os.memfd_create("console"))
         fd = heard.console if identity.rank == 0 else None
-        with started(configuration(ParallelConfig(), **TINY), identity, fd) as trainer:
-            world = DiskScene(trainer, heard, self.disk, self.background, KEEP.get(self.scenario, 2))
+        config = replace(
+            configuration(ParallelConfig(distributed_timeout_minutes=0.5), **TINY),
+            checkpoint=CheckpointConfig(async_save=self.background),
+        )
+        with started(config, identity, fd) as trainer:
+            world = DiskScene(trainer, heard, self.disk, KEEP.get(self.scenario, 2))
             self.scenario(world)
             if world.saves.writer is not None:
                 world.saves.writer.close()

@@ -16,16 +16,17 @@ from models.names import canonical
 from models.resolve import resolve
 from parallel import groups, launch, local_ranks, output
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import Identity
-from training import checkpoint, train
+from training import checkpoint
 from training.checkpoint import optimizer_state
 from training.checkpoint.model_state import model_boxes
+from training.config.lr_schedule import ScheduledRates
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
+from training.parts.model import build_parts
 from training.progress import Progress
-from training.step import StepRequests, train_step
+from training.step import RankParts, StepRequests, train_step
 
 VOCABULARY, SEQ_LENGTH, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 257, 16, 8, 2
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_query_groups": 4, "ffn_hidden_size": 176}
@@ -48,26 +49,18 @@ def configuration(parallel: ParallelConfig, **model: Any) -> RunConfig:
 class FaultTrainer:
     """A rank's part of a model, and how far it has come."""
 
-    ranks: Ranks
-    chunks: Chunks
-    optimizer: Any
+    parts: RankParts
     progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.ranks, self.chunks, self.optimizer = self.parts.ranks, self.parts.chunks, self.parts.optimizer
 
     def train(self, until: int) -> list[float]:
         """Losses of the iterations up to ``until``, on batches that are the same in every layout."""
         losses = []
         while self.progress.iteration < until:
-            result = train_step(
-                self.chunks,
-                self.optimizer,
-                batches(self.progress.iteration, self.ranks),
-                self.ranks,
-                seq_length=SEQ_LENGTH,
-                micro_batch_size=MICRO_BATCH_SIZE,
-                learning_rate=3e-3,
-                weight_decay=0.1,
-                requests=StepRequests(),
-            )
+            microbatches = batches(self.progress.iteration, self.ranks)
+            result = train_step(self.parts, microbatches, ScheduledRates(3e-3, 0.1), StepRequests())
             iteration = self.progress.iteration + 1
             self.progress = Progress(iteration=iteration, consumed_samples=iteration * GLOBAL_BATCH_SIZE)
             losses.append(result.loss)
@@ -91,8 +84,7 @@ def started(config: RunConfig, identity: Identity, console_fd: int | None = None
     """Groups, model and optimizer of this rank."""
     layout = config.layout(identity.world_size)
     with groups.start(layout, identity, device="cpu", seed=config.train.seed, console_fd=console_fd) as ranks:
-        chunks, optimizer = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
-        yield FaultTrainer(ranks, chunks, optimizer)
+        yield FaultTrainer(build_parts(config, resolve(config.model, VOCABULARY), ranks))
 
 
 def on_ranks(world_size: int, logs: Path, run: Callable[[Identity], None]) -> str | None:

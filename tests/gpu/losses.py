@@ -13,6 +13,7 @@ from training import train
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
+from training.parts.model import build_parts
 from training.progress import Progress
 from training.step import StepRequests
 
@@ -50,10 +51,10 @@ def measure(
     shape = resolve(config.model, None)
     found: dict[str, list[float]] = {"loss": [], "grad_norm": []}
     with groups.start(config.layout(1), identity, device=device, seed=1) as ranks:
-        chunks, optim = train.build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
         stream, progress = RandomTokens(config, USED_IDS, device=ranks.device), Progress()
         for _ in range(steps):
-            progress, result = train.one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
+            progress, result = train.one_step(parts, stream, progress, StepRequests())
             found["loss"].append(result.loss)
             found["grad_norm"].append(result.grad_norm or math.nan)
     return found

@@ -11,6 +11,7 @@ from tools.parity.layouts import shrink, with_layout
 from training import train
 from training.cli import parse
 from training.config.run_config import RunConfig
+from training.parts.model import build_parts
 from training.prepare import prepare
 from training.progress import Progress
 from training.step import StepRequests
@@ -30,13 +31,13 @@ def measure(identity: Identity, layout: str, device: Literal["cpu", "cuda"] = "c
     prepared = prepare(config, identity)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     observed: dict[str, list[Any]] = {"loss": [], "grad_norm": [], "order": []}
-    parts = config.layout(world_size)
-    with groups.start(parts, identity, device=device, seed=config.train.seed) as ranks:
-        chunks, optim = train.build_parts(config, shape, ranks)
-        gradients = probe.step_gradients(config, prepared, chunks, ranks, Progress())
+    layout_of_ranks = config.layout(world_size)
+    with groups.start(layout_of_ranks, identity, device=device, seed=config.train.seed) as ranks:
+        parts = build_parts(config, shape, ranks)
+        gradients = probe.step_gradients(config, prepared, parts.chunks, ranks, Progress())
         stream, progress = probe.open_stream(config, prepared, ranks, Progress()), Progress()
         for _ in range(STEPS):
-            progress, result = train.one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
+            progress, result = train.one_step(parts, stream, progress, StepRequests())
             observed["loss"].append(result.loss)
             observed["grad_norm"].append(result.grad_norm)
         stream.close()

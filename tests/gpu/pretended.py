@@ -26,7 +26,7 @@ from training.batches import context_slice
 from training.config.run_config import RunConfig
 from training.memory.measured import Counted, modules_of
 from training.memory.predicted import of_stage
-from training.train import build_parts
+from training.parts.model import build_parts
 
 WARMUP_STEPS = 2
 """The first allocates the optimizer's moments, and the allocator asks CUDA for memory."""
@@ -56,9 +56,9 @@ def measure(identity: Identity, text: str, job_size: int, rank: int | None, step
         identity = replace(identity, rank=rank, world_size=job_size)
     shape = resolve(config.model, None)
     with group(config, identity, played=rank is not None) as ranks:
-        chunks, optim = build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
         torch.cuda.reset_peak_memory_stats(ranks.device)
-        taken = take(WARMUP_STEPS + steps, config, chunks, optim, OwnTokens(config, ranks, shape.vocab_size), ranks)
+        taken = take(WARMUP_STEPS + steps, parts, OwnTokens(config, ranks, shape.vocab_size))
         expected = of_stage(config, job_size, shape, modules_of(ranks), ranks.at.pp)
     times_s, result = taken.times_s[WARMUP_STEPS:], taken.results[-1]
     return {

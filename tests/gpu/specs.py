@@ -85,7 +85,8 @@ def outputs(
 ) -> Outputs:
     """Logits and gradients of one batch of two samples, without the padding of the vocabulary."""
     shape = resolve(model, 257)
-    (chunk,) = gpt.build(model, shape, ParallelConfig(), precision, gpt.Recompute(), ranks, seed=1, backend=backend)
+    kernels = gpt.Kernels(backend=backend)
+    (chunk,) = gpt.build(gpt.Blueprint(model=model, shape=shape, precision=precision, kernels=kernels), ranks)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(shape.vocab_size, (2, model.seq_length + 1), generator=generator).to(ranks.device)
     positions = torch.arange(model.seq_length, device=ranks.device).expand(2, -1)

@@ -14,9 +14,10 @@ from tests.gpu.measured_models import loaded
 from tools.plan.calibrate.measure import middle_s, wait
 from training.checkpoint import Contents
 from training.checkpoint.callback import SaveCallback
+from training.parts.model import build_parts
 from training.progress import Progress
 from training.step import StepRequests
-from training.train import build_parts, one_step
+from training.train import one_step
 
 SAVES, STEPS_BETWEEN = 3, 3
 BUFFER_BYTES = 2**28
@@ -30,20 +31,16 @@ def measure(identity: Identity, text: str, folder: str, device: Literal["cpu", "
     config = loaded(text)
     shape, layout = resolve(config.model, None), config.layout(identity.world_size)
     with groups.start(layout, identity, device=device, seed=1) as ranks:
-        chunks, optim = build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
-        saves = SaveCallback(
-            Path(folder), Contents(keep=1), chunks, optim, ranks, background=True, timeout_s=600
-        )  # fmt: skip
+        saves = SaveCallback(Path(folder), Contents(keep=1), parts)
         progress = Progress()
 
         def step() -> float:
             nonlocal progress
             began = time.perf_counter()
             update = saves.before_update
-            progress, result = one_step(
-                config, chunks, optim, stream, ranks, progress, StepRequests(), before_update=update
-            )
+            progress, result = one_step(parts, stream, progress, StepRequests(), before_update=update)
             wait(ranks.device)
             saves.after_step(progress, result)
             return time.perf_counter() - began

@@ -14,6 +14,7 @@ from tests.gpu import kernel_kinds
 from tests.gpu.measured_models import loaded
 from tools.plan.calibrate.measure import wait
 from training.config.small_sections import ProfileConfig
+from training.parts.model import build_parts, overlap_of_tp
 from training.profile.callback import TorchTrace
 from training.profile.chrome_trace import ANNOTATIONS, TraceEvent, read_trace
 from training.profile.range_names import iteration_of
@@ -22,7 +23,7 @@ from training.profile.summary import summarize
 from training.profile.timeline import Measured, StepClock
 from training.progress import Progress
 from training.step import StepRequests
-from training.train import build_parts, one_step, overlap_of_tp
+from training.train import one_step
 
 
 def measure(
@@ -37,19 +38,19 @@ def measure(
         parallel=config.parallel,
     )  # fmt: skip
     with start as ranks, overlap_of_tp(config, shape, ranks), tempfile.TemporaryDirectory() as folder:
-        chunks, optim = build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
         dp = ranks.layout.dp
         stream = RandomTokens(config, shape.vocab_size, dp=dp, dp_rank=ranks.at.dp, device=ranks.device)
-        progress, ranges, path = Progress(), StepRanges(chunks), Path(folder, "trace.json")
+        progress, ranges, path = Progress(), StepRanges(parts.chunks), Path(folder, "trace.json")
 
         def step() -> None:
             nonlocal progress
-            progress, _ = one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
+            progress, _ = one_step(parts, stream, progress, StepRequests())
             wait(ranks.device)
 
         for _ in range(warmup_steps):
             step()
-        clock = StepClock(chunks, ranks.device)
+        clock = StepClock(parts.chunks, ranks.device)
         ranges.add(clock)
         step()
         ranges.remove(clock)

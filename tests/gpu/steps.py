@@ -6,18 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from megatron.core.optimizer import MegatronOptimizer
 
 from models.costs.flops import flops_per_token, peak_flops
 from models.resolve import resolve
 from parallel import groups
-from parallel.ddp import Chunks
-from parallel.groups import Ranks
 from parallel.launch import Identity
 from tests.benchmarks.step.one_rank import RandomTokens
 from tests.gpu.measured_models import loaded
 from tools.plan.calibrate.measure import wait
-from training.config.run_config import RunConfig
 from training.memory.measured import (
     CardPeak,
     Counted,
@@ -29,9 +25,10 @@ from training.memory.measured import (
     staying,
 )
 from training.memory.predicted import of_stage
+from training.parts.model import build_parts, overlap_of_tp
 from training.progress import Progress
-from training.step import StepRequests, StepResult
-from training.train import build_parts, one_step, overlap_of_tp
+from training.step import RankParts, StepRequests, StepResult
+from training.train import one_step
 
 
 def measure(
@@ -49,10 +46,10 @@ def measure(
         graphs=config.kernels.graphs,
     )  # fmt: skip
     with start as ranks, overlap_of_tp(config, shape, ranks):
-        chunks, optim = build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
-        taken = take(warmup_steps + steps, config, chunks, optim, stream, ranks)
-        found = taken.held._replace(host=on_the_host(optim, ranks.device))
+        taken = take(warmup_steps + steps, parts, stream)
+        found = taken.held._replace(host=on_the_host(parts.optimizer, ranks.device))
         expected = of_stage(config, identity.world_size, shape, modules_of(ranks), ranks.at.pp)
         name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     times_s = taken.times_s[warmup_steps:]
@@ -86,20 +83,18 @@ class Taken:
     """At the peak of all."""
 
 
-def take(
-    count: int, config: RunConfig, chunks: Chunks, optim: MegatronOptimizer, stream: RandomTokens, ranks: Ranks
-) -> Taken:
+def take(count: int, parts: RankParts, stream: RandomTokens) -> Taken:
     """So many updates of a run."""
-    progress, times_s, results = Progress(), [], []
+    progress, times_s, results, ranks = Progress(), [], [], parts.ranks
     peak = CardPeak(ranks.device) if ranks.device.type == "cuda" else ProcessPeak()
     for number in range(count):
         peak.before_step(number)
         began = time.perf_counter()
-        progress, result = one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
+        progress, result = one_step(parts, stream, progress, StepRequests())
         wait(ranks.device)
         times_s.append(time.perf_counter() - began)
         peak.after_step(number)
         results.append(result)
-    states = counted(chunks, optim)
-    held = MeasuredBytes(*map(float, states), *peak.read(states.total, staying(chunks, states)))
+    states = counted(parts.chunks, parts.optimizer)
+    held = MeasuredBytes(*map(float, states), *peak.read(states.total, staying(parts.chunks, states)))
     return Taken(times_s=times_s, results=results, held=held)

@@ -44,9 +44,9 @@ def test_transformer_engine_agrees_with_our_modules() -> None:
 @pytest.mark.parametrize("left", ["None", "100"])
 def test_torchs_kernel_for_packed_documents_is_right(left: str) -> None:
     """Compared with attention in blocks, as a run that keeps documents apart does at its start; 64 and 128 wide."""
-    look = "import torch; from models.layers.packed import disproof; print([disproof(torch.device('cuda'), dtype, 8, "
-    look += f"groups, width, {left}) for dtype in (torch.bfloat16, torch.float16) for groups in (2, 8) "
-    look += "for width in (64, 128)])"
+    look = "import torch; from models.layers.packed import HeadSizes, disproof; print([disproof(torch.device('cuda'), "
+    look += f"dtype, HeadSizes(heads=8, groups=groups, width=width, value_width=width), {left}) "
+    look += "for dtype in (torch.bfloat16, torch.float16) for groups in (2, 8) for width in (64, 128)])"
     found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, cwd=ROOT, check=True)
     assert found.stdout.split("\n")[-2] == str([""] * 8)
 

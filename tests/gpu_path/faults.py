@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from parallel.ddp import Chunks, unwrap
-from parallel.groups import Ranks
 from tests.support.waiting import until
-from training import loop, train
+from training import loop
+from training.parts import companions
 from training.progress import Progress
+from training.step import RankParts
 
 ITERATION = 3
 
@@ -75,16 +76,16 @@ class MemoryRunsOut(loop.Callback):
 
 
 FAULTS = {fault.__name__: fault for fault in (NanOnce, InfiniteWeight, Killed, MemoryRunsOut)}
-build_health = train.build_health
+build_health = companions.build_health
 
 
-def with_fault(config: Any, chunks: Chunks, optimizer: Any, ranks: Ranks, run_dir: Path, *rest: Any) -> Any:
-    """In place of training.train's."""
-    health = build_health(config, chunks, optimizer, ranks, run_dir, *rest)
-    if ranks.rank != 1:
+def with_fault(parts: RankParts, run_dir: Path, *rest: Any) -> Any:
+    """In place of training.parts.companions'."""
+    health = build_health(parts, run_dir, *rest)
+    if parts.ranks.rank != 1:
         return health
-    fault = FAULTS[os.environ["EMULATED_CUDA_FAULT"]](chunks, run_dir)
+    fault = FAULTS[os.environ["EMULATED_CUDA_FAULT"]](parts.chunks, run_dir)
     return dataclasses.replace(health, callbacks=[*health.callbacks, fault])
 
 
-train.build_health = with_fault  # type: ignore[assignment]
+companions.build_health = with_fault  # type: ignore[assignment]

@@ -19,6 +19,7 @@ with lean("cuda"):
     from parallel import launch, local_ranks, mcore_patches, output
     from training import train
     from training.cli import parse
+    from training.parts.run import PreparedRun
     from training.prepare import prepare, prepare_eval_tasks
 
 
@@ -31,10 +32,12 @@ def run(request: dict[str, Any]) -> int:
     output.make_run_dir(run_dir)
     tasks, prepared = prepare_eval_tasks(config, None), prepare(config, None)
 
+    ready = PreparedRun(config=config, prepared=prepared, device="cuda", run_dir=run_dir, tasks=tasks)
+
     def rank(identity: launch.Identity) -> int:
         os.environ["RANK"] = str(identity.rank)  # for hooks
         with output.own_output(run_dir / "logs", identity, every_rank=True) as console_fd:
-            return train.train(config, prepared, identity, "cuda", run_dir, console_fd, tasks=tasks)
+            return train.train(ready, identity, console_fd=console_fd)
 
     code, failure = local_ranks.fork_ranks(world_size, rank)
     if failure is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.config import ModelConfig
-from models.layers.blockwise_attention import AttentionMask, QueryBlock, attend_in_blocks
+from models.layers.blockwise_attention import AttentionMask, QueryBlock, Softmax, attend_in_blocks
 from models.layers.chunked import Temperature
 from models.layers.documents import Documents
 from models.resolve import resolve
@@ -101,7 +101,7 @@ def test_two_pieces_of_a_sample_see_what_is_before_them(rank: int, left: int | N
 
 def test_a_scale_of_ones_own() -> None:
     query, key, value, _ = inputs(20)
-    output = attend_in_blocks(query, key, value, AttentionMask(left=5), scale=0.7, block_rows=8)
+    output = attend_in_blocks(query, key, value, AttentionMask(left=5), Softmax(scale=0.7), block_rows=8)
     assert_same([output], [dense(query * 0.7 * 8**0.5, key, value, 5, None)])
 
 
@@ -146,7 +146,7 @@ def test_scores_have_a_soft_cap(left: int | None) -> None:
     *leaves, grad = inputs(37)
     for leaf in leaves:
         leaf.requires_grad_()
-    output = attend_in_blocks(*leaves, AttentionMask(left=left), softcap=1.0, block_rows=8)
+    output = attend_in_blocks(*leaves, AttentionMask(left=left), Softmax(softcap=1.0), block_rows=8)
     expected = with_gradients(dense(*leaves, left, None, softcap=1.0), leaves, grad)
     for mine, theirs in zip(with_gradients(output, leaves, grad), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
@@ -243,7 +243,7 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped() -> None:
     query, key, value, grad = inputs(37)
     value.requires_grad_()
     torch.manual_seed(1)
-    output = attend_in_blocks(query, key, value, AttentionMask(left=20), dropout=0.5, block_rows=8)
+    output = attend_in_blocks(query, key, value, AttentionMask(left=20), Softmax(dropout=0.5), block_rows=8)
     after = torch.rand(1)
     torch.manual_seed(2)
     expected = torch.rand(1)
@@ -312,8 +312,10 @@ def _windows(identity: Identity) -> None:
     parallel = ParallelConfig(pipeline_model_parallel_size=2)
     model = ModelConfig(seq_length=64, window_size=(10, 0), window_attn_skip_freq="[1,0,0,1]", mtp_num_layers=1)
     with groups.start(layout_of(parallel, 2), identity, device="cpu", seed=1) as ranks:
-        precision = PrecisionConfig(dtype="fp32")
-        (chunk,) = gpt.build(model, resolve(model, 257), parallel, precision, gpt.Recompute(), ranks, seed=1)
+        blueprint = gpt.Blueprint(
+            model=model, shape=resolve(model, 257), parallel=parallel, precision=PrecisionConfig(dtype="fp32")
+        )
+        (chunk,) = gpt.build(blueprint, ranks)
         windows = [module.left for module in chunk.modules() if isinstance(module, SDPAttention)]
         assert windows == ([10, None] if ranks.is_first_stage else [None, 10, 10])
 

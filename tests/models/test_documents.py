@@ -27,9 +27,8 @@ def build(ranks: Any, model: ModelConfig, gain: float = 4.0) -> Any:
     """One chunk with larger weights, so that attention is far from uniform."""
     from models import gpt
 
-    (chunk,) = gpt.build(
-        model, resolve(model, 257), ParallelConfig(), PrecisionConfig(dtype="fp32"), gpt.Recompute(), ranks, seed=1
-    )
+    fp32 = PrecisionConfig(dtype="fp32")
+    (chunk,) = gpt.build(gpt.Blueprint(model=model, shape=resolve(model, 257), precision=fp32), ranks)
     with torch.no_grad():
         for param in chunk.parameters():
             param.mul_(gain if param.dim() > 1 else 1)
@@ -114,7 +113,8 @@ def _recomputed(identity: Identity) -> None:
             gpt.Recompute(granularity="full", method="uniform", num_layers=1),
         ):
             model, precision = ModelConfig(seq_length=64), PrecisionConfig(dtype="fp32")
-            (chunk,) = gpt.build(model, resolve(model, 257), ParallelConfig(), precision, recompute, ranks, seed=1)
+            blueprint = gpt.Blueprint(model=model, shape=resolve(model, 257), precision=precision, recompute=recompute)
+            (chunk,) = gpt.build(blueprint, ranks)
             documents = Documents(batch.starts, batch.position_ids)
             chunk(
                 batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=documents

@@ -16,8 +16,8 @@ from models.symbols import ATTENTIONS
 from parallel import groups
 from parallel.launch import Identity
 from ranks import run_ranks
-from training import train
 from training.forward_backward import run_schedule
+from training.parts.model import build_parts
 
 SAMPLES = 2
 # Not mistral_tiny: attention with a window skips blocks and recomputes others, as no kernel on a GPU does.
@@ -42,7 +42,7 @@ def _counted(identity: Identity, name: str, folder: Path) -> None:
     config = runs.configuration(folder, *flags)
     shape = resolve(config.model, 384)  # as padded: padding is multiplied too
     with groups.start(config.layout(1), identity, device="cpu", seed=1) as ranks:
-        chunks, _ = train.build_parts(config, shape, ranks)
+        chunks = build_parts(config, shape, ranks).chunks
         window = torch.randint(0, 384, (SAMPLES, seq_length + 1), dtype=torch.int32)
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             run_schedule(

@@ -29,7 +29,11 @@ def build(
 ) -> list[Any]:
     from models import gpt
 
-    return gpt.build(model, resolve(model, 257), parallel, precision, recompute or gpt.Recompute(), ranks, seed=1)
+    blueprint = gpt.Blueprint(
+        model=model, shape=resolve(model, 257), parallel=parallel, precision=precision,
+        recompute=recompute or gpt.Recompute(),
+    )  # fmt: skip
+    return gpt.build(blueprint, ranks)
 
 
 def on_ranks(world_size: int, parallel: ParallelConfig, check: Any, *args: Any) -> None:

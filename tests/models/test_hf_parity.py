@@ -271,8 +271,8 @@ def on_one_rank(check: Any, *args: Any) -> None:
 def build(ranks: Any, model: ModelConfig, shape: GPTShape) -> Any:
     from models import gpt
 
-    fp32 = PrecisionConfig(dtype="fp32")
-    (chunk,) = gpt.build(model, shape, ParallelConfig(), fp32, gpt.Recompute(), ranks, seed=1)
+    blueprint = gpt.Blueprint(model=model, shape=shape, precision=PrecisionConfig(dtype="fp32"))
+    (chunk,) = gpt.build(blueprint, ranks)
     return chunk.eval()
 
 

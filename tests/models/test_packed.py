@@ -1,5 +1,6 @@
 """Packed documents by a kernel for rows of unequal lengths: what it is given, and that a wrong one is not used."""
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from models.families import named
 from models.layers import packed
-from models.layers.blockwise_attention import AttentionMask, attend_in_blocks
+from models.layers.blockwise_attention import AttentionMask, Softmax, attend_in_blocks
 from models.layers.documents import Documents
 from parallel.config import ParallelConfig
 from parallel.layout import layout_of
 
 CPU = torch.device("cpu")
+HEADS = packed.HeadSizes(heads=4, groups=2, width=16, value_width=16)
 STARTS = torch.tensor([[0, 0, 0, 3, 4, 4], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 5]])
 
 
@@ -54,7 +56,9 @@ def test_a_kernel_is_given_what_blocks_are(groups: int, left: int | None) -> Non
     documents = Documents(STARTS, torch.arange(STARTS.shape[1]) - STARTS)
     for scale in (None, 0.7):
         found = packed.attend_packed(query, key, value, documents, left, scale, each_alone)
-        expected = attend_in_blocks(query, key, value, AttentionMask(left=left, documents=documents), scale=scale)
+        expected = attend_in_blocks(
+            query, key, value, AttentionMask(left=left, documents=documents), Softmax(scale=scale)
+        )
         assert (found - expected).abs().max().item() < 1e-12
 
 
@@ -95,13 +99,13 @@ def older(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_kernel_is_used_where_it_is_right(kernel: packed.Kernel, left: int | None, said: str,
                                            dtype: torch.dtype) -> None:  # fmt: skip
-    found = packed.disproof(CPU, dtype, 4, 2, 16, left, kernel)
+    found = packed.disproof(CPU, dtype, HEADS, left, kernel)
     assert said in found and bool(said) == bool(found)
 
 
 def test_torchs_kernel_is_left_out_where_it_does_not_run() -> None:
     """The real one: on a CPU it fails, and that is its reason."""
-    assert packed.disproof(CPU, torch.bfloat16, 4, 2, 16, None).startswith("the kernel failed: ")
+    assert packed.disproof(CPU, torch.bfloat16, HEADS, None).startswith("the kernel failed: ")
 
 
 @pytest.mark.parametrize(("shape", "device", "cp", "reason"), [
@@ -116,8 +120,8 @@ def test_a_run_says_why_it_takes_blocks(shape: str, device: str, cp: int, reason
 
 def test_a_run_says_so_of_windowed_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel is right without a window and wrong with one. Its device is this CPU here."""
-    monkeypatch.setattr(packed, "why_not", lambda device, dtype, heads, groups, width, value_width, left, *_:
-                        packed.disproof(CPU, dtype, heads, groups, width, left, wrong_window))  # fmt: skip
+    monkeypatch.setattr(packed, "why_not", lambda device, dtype, sizes, left, *_:
+                        packed.disproof(CPU, dtype, sizes, left, wrong_window))  # fmt: skip
     found = packed.how(named("mistral_tiny"), CPU, torch.bfloat16, layout_of(ParallelConfig(), 1))
     assert found.startswith("by torch's flash kernel for rows of unequal lengths; in windowed layers in blocks of")
     assert "the kernel's output is off by" in found
@@ -125,9 +129,9 @@ def test_a_run_says_so_of_windowed_layers_too(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("kwargs", "reason"), [
     ({"dtype": torch.float32}, "needs 16 bits, this is float32"), ({"dropout": 0.1}, "no dropout"),
-    ({"context_parallel_size": 2}, "several context ranks"), ({"value_width": 32}, "64 wide and values 32"),
+    ({"context_parallel_size": 2}, "several context ranks"),
+    ({"sizes": dataclasses.replace(HEADS, value_width=32)}, "16 wide and values 32"),
 ])  # fmt: skip
 def test_what_the_kernel_cannot_do_is_not_asked_of_it(kwargs: dict[str, Any], reason: str) -> None:
-    given = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "heads": 4, "groups": 2, "width": 64,
-             "value_width": 64, "left": None}  # fmt: skip
+    given = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "sizes": HEADS, "left": None}
     assert reason in packed.why_not(**(given | kwargs))

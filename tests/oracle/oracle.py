@@ -16,7 +16,7 @@ from tests.oracle.exported import State
 from tests.oracle.losses import Balance, cross_entropy_sum, rolled, routing_loss, scores_and_counts, tokens_at
 from tests.oracle.reference import Output, Reference
 from tests.oracle.sizes import batch_sizes
-from training.parts import open_source
+from training.parts.data import open_source
 
 GlobalBatch = Sequence[Sequence[Microbatch]]
 """Microbatches, each of them a list over the replicas: Megatron's order is microbatch, replica, sample."""

@@ -23,7 +23,8 @@ from tools.parity.probe import gradient_pieces
 from training import train
 from training.batches import BatchStream
 from training.config.run_config import batch_schedule
-from training.parts import open_source
+from training.parts.data import open_source
+from training.parts.model import build_parts
 from training.progress import Progress
 from training.step import StepRequests
 
@@ -44,7 +45,8 @@ def train_case(identity: Identity, case: Case, prepared: Prepared, notes: Path) 
         parallel=config.parallel,
     )
     with start as ranks:
-        chunks, optim = train.build_parts(config, case.shape, ranks)
+        parts = build_parts(config, case.shape, ranks)
+        chunks, optim = parts.chunks, parts.optimizer
         (notes / STARTED).touch()
         randomise(chunks, case.shape, case.weights_seed)
         stream = BatchStream(
@@ -62,9 +64,7 @@ def train_case(identity: Identity, case: Case, prepared: Prepared, notes: Path) 
             def before_update(step: dict[str, Any] = step) -> None:
                 step["gradients"] = gradients(chunks)
 
-            progress, result = train.one_step(
-                config, chunks, optim, stream, ranks, progress, StepRequests(), before_update
-            )
+            progress, result = train.one_step(parts, stream, progress, StepRequests(), before_update=before_update)
             step |= {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
             step |= {"tokens": result.tokens, "samples": result.samples, "clipped": gradients(chunks)}
             step["weight_decay"] = max((group["weight_decay"] for group in optim.param_groups), default=0.0)

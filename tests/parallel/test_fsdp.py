@@ -29,11 +29,11 @@ from parallel.launch import Identity
 from parallel.regions import HeldTensor
 from ranks import run_ranks
 from tools.parity.layouts import shrink, with_layout
-from training import train
 from training.cli import parse
 from training.config.run_config import RunConfig
 from training.forward_backward import run_schedule
 from training.health.replica_check import Replicas
+from training.parts.model import build_parts
 from training.progress import Progress
 
 RECIPE = "slurm/recipes/debug.toml"
@@ -111,7 +111,7 @@ def _count_in_16_bits(config: RunConfig, shape: GPTShape, ranks: Ranks, *counted
 def _count(
     config: RunConfig, shape: GPTShape, ranks: Ranks, gathers: list[int], reductions: list[int], all_reduces: list[int]
 ) -> None:
-    chunks, _ = train.build_parts(config, shape, ranks)
+    chunks = build_parts(config, shape, ranks).chunks
     one_pass(config, chunks, ranks)  # the first one also finds its root
     counts, copies, all_reduce = Counter[str](), ranks.pgs.inter_dist_opt, dist.all_reduce
     named = ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor")
@@ -136,7 +136,7 @@ def test_the_next_unit_is_gathered_while_one_computes() -> None:
 
 def _ahead(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
     """Root, embedding, two blocks and output layer are 5 gathers; a backward pass, from the last block on, 2 more."""
-    chunks, _ = train.build_parts(config, shape, ranks)
+    chunks = build_parts(config, shape, ranks).chunks
     one_pass(config, chunks, ranks, 1)
     (chunk,), counts, seen = chunks, Counter[str](), dict[str, int]()
 
@@ -170,7 +170,7 @@ def test_collectives_run_in_groups_that_megatron_has_named(layout: str, shape: s
 
 
 def _named(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
-    (chunk,), _ = train.build_parts(config, shape, ranks)
+    (chunk,) = build_parts(config, shape, ranks).chunks
     found = set()
     for unit in chunk.units:
         group = unit._get_fsdp_state()._fsdp_param_group
@@ -189,7 +189,7 @@ def test_nothing_is_whole_after_an_evaluation() -> None:
 
 
 def _evaluate(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
-    (chunk,), _ = train.build_parts(config, shape, ranks)
+    (chunk,) = build_parts(config, shape, ranks).chunks
     batch = microbatches(config, ranks)[0]
     with torch.no_grad():
         chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
@@ -203,8 +203,9 @@ def test_parameters_without_memory_have_the_marks_of_others(shape: str) -> None:
 
 def _marks(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
     whole_parallel = dataclasses.replace(config.parallel, data_parallel_sharding_strategy="optim")
+    blueprint = gpt.Blueprint(model=config.model, shape=shape, parallel=whole_parallel, precision=config.precision)
     built = [
-        gpt.build(config.model, shape, parallel, config.precision, gpt.Recompute(), ranks, 1)[0]
+        gpt.build(dataclasses.replace(blueprint, parallel=parallel), ranks)[0]
         for parallel in (whole_parallel, config.parallel)
     ]
     whole, empty = (dict(chunk.named_parameters()) for chunk in built)
@@ -221,10 +222,10 @@ def test_shards_are_what_is_gathered_and_updated() -> None:
 
 
 def _same_memory(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
-    chunks, optimizer = train.build_parts(config, shape, ranks)
-    (chunk,) = chunks
-    one_pass(config, chunks, ranks)
-    updated = {param for group in optimizer.param_groups for param in group["params"]}
+    parts = build_parts(config, shape, ranks)
+    (chunk,) = parts.chunks
+    one_pass(config, parts.chunks, ranks)
+    updated = {param for group in parts.optimizer.param_groups for param in group["params"]}
     for path, one in chunk.shards.items():
         assert one.tensor.data_ptr() == chunk.sharded[path].to_local().data_ptr()
         assert (one.tensor in updated) == bool(one.tensor.numel())
@@ -239,12 +240,17 @@ def _compare_with_megatrons(config: RunConfig, shape: GPTShape, ranks: Ranks) ->
     import megatron.core.distributed.torch_fully_sharded_data_parallel as megatrons
     from megatron.core.distributed import DistributedDataParallelConfig
 
-    chunks, _ = train.build_parts(config, shape, ranks)
+    chunks = build_parts(config, shape, ranks).chunks
     run_schedule(chunks, microbatches(config, ranks), ranks, config.model.seq_length, 1, forward_only=False)
     (ours,) = chunks
     right = ours.sharded["decoder.final_norm.weight"].grad.full_tensor()
     whole = dataclasses.replace(config.parallel, data_parallel_sharding_strategy="optim")
-    (chunk,) = gpt.build(config.model, shape, whole, config.precision, gpt.Recompute(), ranks, config.train.seed)
+    (chunk,) = gpt.build(
+        gpt.Blueprint(
+            model=config.model, shape=shape, parallel=whole, precision=config.precision, seed=config.train.seed
+        ),
+        ranks,
+    )
     megatrons.DeviceMesh = type("OnCPU", (), {"from_group": staticmethod(lambda g, _: DeviceMesh.from_group(g, "cpu"))})
     wrapped = megatrons.TorchFullyShardedDataParallel(
         chunk.config, DistributedDataParallelConfig(), chunk, process_group=ranks.pgs.dp_cp
@@ -270,13 +276,13 @@ def test_replicas_of_shards_are_compared(layout: str, shape: str) -> None:
 
 
 def _drift(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
-    chunks, optimizer = train.build_parts(config, shape, ranks)
-    replicas = Replicas(chunks, optimizer, ranks)
+    parts = build_parts(config, shape, ranks)
+    replicas = Replicas(parts.chunks, parts.optimizer, ranks)
     replicas.check(Progress())
     copied = config.parallel.num_distributed_optimizer_instances > 1
     own = [
         one
-        for chunk in chunks
+        for chunk in parts.chunks
         for one in held(chunk)
         if one.tensor.numel() and _has_copies(one, copied, ranks.layout.tp > 1)
     ]
@@ -334,7 +340,7 @@ def test_a_chunk_shows_the_optimizer_plain_shards_in_fp32() -> None:
 
 def _views(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
     config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, dtype="bf16"))
-    (chunk,), _ = train.build_parts(config, shape, ranks)
+    (chunk,) = build_parts(config, shape, ranks).chunks
     assert isinstance(chunk, FullyShardedChunk)
     assert {type(param) for param in chunk.parameters()} == {torch.nn.Parameter}
     assert {param.dtype for param in chunk.parameters()} == {torch.float32}

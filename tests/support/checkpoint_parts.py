@@ -18,9 +18,10 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from ranks import run_ranks
 from tests.faults.trainer import GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, SEQ_LENGTH, VOCABULARY, FaultTrainer, held
-from training import checkpoint, train
+from training import checkpoint
 from training.config.run_config import CheckpointConfig, RunConfig
 from training.config.train_config import TrainConfig
+from training.parts.model import build_parts
 from training.progress import Progress
 
 SAVED_AT, UNTIL = 2, 4
@@ -66,8 +67,7 @@ def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *ar
     def run(identity: Identity) -> None:
         layout = config.layout(world_size)
         with groups.start(layout, identity, device="cpu", seed=config.train.seed, parallel=config.parallel) as ranks:
-            chunks, optimizer = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
-            check(Parts(ranks, chunks, optimizer), *args)
+            check(Parts(build_parts(config, resolve(config.model, VOCABULARY), ranks)), *args)
 
     run_ranks(world_size, run)
 

@@ -8,9 +8,9 @@ from data.loader import Batch
 from models.resolve import resolve
 from parallel.ddp import unwrap
 from parallel.groups import Ranks
-from training import train
 from training.config.run_config import RunConfig
 from training.forward_backward import forward_backward
+from training.parts.model import build_parts
 
 VOCABULARY = 257
 """Ids: rows of the embedding are padded to 384."""
@@ -19,7 +19,7 @@ VOCABULARY = 257
 def sums_and_gradients(config: RunConfig, ranks: Ranks, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
     """The sum of losses with the number of tokens, and each parameter's gradient by its chunk and name; of weights in
     shards this rank's part."""
-    chunks, _ = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
+    chunks = build_parts(config, resolve(config.model, VOCABULARY), ranks).chunks
     sums, reduce = forward_backward(chunks, batches, ranks, config.model.seq_length, len(batches[0].tokens))
     reduce()
     found = {"sums": sums}

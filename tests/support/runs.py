@@ -12,6 +12,7 @@ from training.cli import parse
 from training.config.run_config import RunConfig
 from training.evaluation.tasks import PreparedTasks
 from training.metrics.jsonl import read_jsonl
+from training.parts.run import PreparedRun
 from training.run_lock.lock import RunLock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,9 +51,11 @@ def train_or_fail(
     run_dir = Path(config.run_dir or "")
     output.make_run_dir(run_dir)
 
+    ready = PreparedRun(config=config, prepared=prepared, device="cpu", run_dir=run_dir, lock=lock, tasks=tasks)
+
     def rank(identity: launch.Identity) -> int:
         with output.own_output(run_dir / "logs", identity, every_rank=False) as console_fd:
-            return one_run.train(config, prepared, identity, "cpu", run_dir, console_fd, lock, tasks=tasks)
+            return one_run.train(ready, identity, console_fd=console_fd)
 
     return local_ranks.fork_ranks(world_size, rank)
 

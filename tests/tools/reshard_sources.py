@@ -13,7 +13,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec,
 from torch.distributed.checkpoint import FileSystemReader, load
 
 from checkpoint_parts import Parts
-from models.gpt import Recompute, transformer_config
+from models.gpt import Blueprint, transformer_config
 from models.resolve import resolve
 from parallel import ddp, groups
 from parallel.ddp import unwrap
@@ -78,9 +78,8 @@ def gpt_on_ranks(world_size: int, config: RunConfig, check: Any, *args: Any) -> 
 def gpt_model(config: RunConfig, ranks: Any) -> GPTModel:
     """GPTModel of the same shape, blocks rather than sublayers, with random weights."""
     shape = resolve(config.model, 257)
-    of_blocks = transformer_config(
-        config.model, shape, config.parallel, config.precision, Recompute(), ranks, transformer_engine=False
-    )
+    blueprint = Blueprint(model=config.model, shape=shape, parallel=config.parallel, precision=config.precision)
+    of_blocks = transformer_config(blueprint, ranks)
     of_blocks.num_layers, of_blocks.is_hybrid_model = shape.num_layers, False
     of_blocks.perform_initialization = True
     is_mixed = shape.num_moe_experts and not all(shape.moe_blocks)

@@ -93,7 +93,8 @@ def our_differences(identity: Identity, root: Path, output: Path) -> None:
         for name in FAMILIES:
             config = load(root / name / "checkpoint" / "config.toml")
             shape, fp32 = resolve(config.model, None), PrecisionConfig(dtype="fp32")
-            chunks = gpt.build(config.model, shape, parallel, fp32, gpt.Recompute(), ranks, seed=1)
+            blueprint = gpt.Blueprint(model=config.model, shape=shape, parallel=parallel, precision=fp32)
+            chunks = gpt.build(blueprint, ranks)
             with TensorReader(root / name / "checkpoint") as reader:
                 read_weights(reader, model_boxes(chunks, ranks))
             ours = chunks[0].eval()(some_tokens(), torch.arange(SEQ)[None], None)[0]

@@ -16,9 +16,9 @@ from parallel.ddp import unwrap
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from ranks import run_ranks
-from training import train
 from training.config.run_config import RunConfig
 from training.metrics.meters import DepthMeter
+from training.parts.model import build_parts
 
 LENGTH, SAMPLES = 32, 8
 SMALL = f"--model.seq_length {LENGTH} --train.global_batch_size {SAMPLES}".split()
@@ -66,7 +66,7 @@ def _few(identity: Identity, config: RunConfig) -> None:
     whole = Batch(*(one[:1] for one in whole if one is not None))
     with started(identity, config) as ranks:
         found = gradients(config, ranks, whole, 1)
-        chunks, _ = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
+        chunks = build_parts(config, resolve(config.model, VOCABULARY), ranks).chunks
         model = unwrap(chunks[0])
         model(whole.tokens, whole.position_ids, None, labels=whole.labels)[0, 0].backward()  # that token's loss
         expected = {f"0.{name}": param.main_grad.clone() for name, param in model.named_parameters()}

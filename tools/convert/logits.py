@@ -170,7 +170,7 @@ def ours_to_file(folder: Path, output: Path, dtype: str) -> None:
     ids = torch.from_numpy(tokens(shape.vocab_size))[None]
     with groups.start(layout_of(parallel, 1), Identity(), device="cpu", seed=1) as ranks:
         precision = PrecisionConfig(dtype="fp32")
-        chunks = gpt.build(model, shape, parallel, precision, gpt.Recompute(), ranks, seed=1)
+        chunks = gpt.build(gpt.Blueprint(model=model, shape=shape, precision=precision), ranks)
         with torch.no_grad(), TensorReader(folder) as reader:
             read_weights(reader, model_boxes(chunks, ranks))
             chunk = chunks[0].eval()

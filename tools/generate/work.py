@@ -19,7 +19,7 @@ from training.generation.settings import Sampling, TextLimits
 
 if TYPE_CHECKING:
     from data.tokenizers.base import Tokenizer
-    from training.generation.generate import TextRow
+    from training.generation.generate import TextRow, Watch
     from training.generation.texts import Continuation
 
 SEPARATOR = "---"
@@ -60,13 +60,16 @@ class Answers:
 
 def answer(prompts: Sequence[Prompt], job: Job, model: LoadedModel) -> None:
     """Every prompt's text, in their order, as it is done."""
+    from training.generation.generate import Watch
+
     answers, tokenizer = Answers(model), _tokenizer(model)
     _introduce(model, job)
     at_once, began_s, tokens = job.batch_size * model.ranks.layout.dp, time.monotonic(), 0
     for first in range(0, len(prompts), at_once):
         batch = prompts[first : first + at_once]
-        printed = _printed(tokenizer, job, answers.write) if job.stream else None
-        found = _continue(model, job, [one.text for one in batch], first, printed, lambda: answers.closed)
+        printed = _printed(tokenizer, job, answers.write) if job.stream else lambda _: None
+        watch = Watch(after_token=printed, asked_to_stop=lambda: answers.closed)
+        found = _continue(model, job, [one.text for one in batch], first, watch)
         tokens += sum(one.tokens for one in found)
         for prompt, one in zip(batch, found, strict=True):
             if job.json:
@@ -83,6 +86,8 @@ def converse(job: Job, model: LoadedModel) -> None:
     """One line of stdin after another, until it ends; Ctrl-C ends the text that is written."""
     import torch.distributed as dist
 
+    from training.generation.generate import Watch
+
     answers, tokenizer, number = Answers(model), _tokenizer(model), 0
     _introduce(model, job)
     model.ranks.say("A line is a prompt. Ctrl-C ends a text, Ctrl-D the program.")
@@ -94,8 +99,11 @@ def converse(job: Job, model: LoadedModel) -> None:
                 return
             try:
                 _continue(
-                    model, job, [line[0]], number, _printed(tokenizer, job, answers.write),
-                    lambda: answers.closed or interrupted.flag,
+                    model, job, [line[0]], number,
+                    Watch(
+                        after_token=_printed(tokenizer, job, answers.write),
+                        asked_to_stop=lambda: answers.closed or interrupted.flag,
+                    ),
                 )  # fmt: skip
             except UserError as error:
                 model.ranks.say(f"{error}")
@@ -105,12 +113,7 @@ def converse(job: Job, model: LoadedModel) -> None:
 
 
 def _continue(
-    model: LoadedModel,
-    job: Job,
-    texts: Sequence[str],
-    number: int,
-    after_token: "Callable[[Sequence[TextRow]], None] | None",
-    asked_to_stop: Callable[[], bool],
+    model: LoadedModel, job: Job, texts: Sequence[str], number: int, watch: "Watch"
 ) -> "Sequence[Continuation]":
     """Raises UserError, on every rank, for a prompt that is too long."""
     from training.generation.texts import continue_prompts, prompt_ids
@@ -119,17 +122,14 @@ def _continue(
     sizes = [len(prompt_ids(tokenizer, text, job.begin)) for text in texts]
     new_tokens = new_tokens_for(sizes, [f"{text[:40]!r}" for text in texts], job.new_tokens, seq_length)
     return continue_prompts(
-        model.chunks,
-        model.ranks,
-        tokenizer,
+        model.text_model,
         texts,
         replace(job.limits, new_tokens=new_tokens),
         job.sampling,
         begin=job.begin,
         first_number=number,
         use_cache=job.use_cache,
-        after_token=after_token or (lambda _: None),
-        asked_to_stop=asked_to_stop,
+        watch=watch,
     )
 
 

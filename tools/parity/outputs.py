@@ -48,9 +48,11 @@ def _ours(model: ComparedModel, tokens: Tensor, gradients: bool, dtype: str) -> 
     assert config is not None
     start = groups.start(Layout(), Identity(), device="cpu", seed=config.train.seed)
     with start as ranks:
-        (chunk,) = gpt.build(
-            config.model, shape, config.parallel, config.precision, gpt.Recompute(), ranks, config.train.seed
-        )
+        blueprint = gpt.Blueprint(
+            model=config.model, shape=shape, parallel=config.parallel, precision=config.precision,
+            seed=config.train.seed,
+        )  # fmt: skip
+        (chunk,) = gpt.build(blueprint, ranks)
         if model.checkpoint is not None:
             with model.checkpoint.reading() as files:
                 restore_weights(files, [chunk], ranks)

@@ -22,7 +22,8 @@ from training import checkpoint, train
 from training.batches import BatchStream
 from training.config.run_config import RunConfig, batch_schedule
 from training.forward_backward import run_schedule
-from training.parts import open_source
+from training.parts.data import open_source
+from training.parts.model import build_parts
 from training.progress import Progress
 from training.step import StepRequests
 
@@ -65,16 +66,16 @@ def run(identity: Identity, task: ProbeTask, until: int) -> None:
         seed=config.train.seed,
         parallel=config.parallel,
     ) as ranks:
-        chunks, optim = train.build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
+        chunks, optim = parts.chunks, parts.optimizer
         restored = checkpoint.restore(task.folder / "checkpoints", config.checkpoint, chunks, optim, ranks)
         progress = restored.progress if restored else Progress()
         gradients = step_gradients(config, task.prepared, chunks, ranks, progress) if task.gradients else {}
         observed: dict[str, list[Any]] = {"loss": [], "grad_norm": [], "order": []}
         stream = open_stream(config, task.prepared, ranks, progress)
         while progress.iteration < until:
-            progress, result = train.one_step(
-                config, chunks, optim, Watched(stream, observed["order"]), ranks, progress, StepRequests()
-            )
+            watched = Watched(stream, observed["order"])
+            progress, result = train.one_step(parts, watched, progress, StepRequests())
             observed["loss"].append(result.loss)
             observed["grad_norm"].append(result.grad_norm)
             if progress.iteration == task.save_at:

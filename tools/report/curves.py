@@ -3,6 +3,8 @@
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from tools.report.markup import figure, figure_text
 from tools.report.metrics_table import Column
@@ -25,8 +27,23 @@ CAPTIONS = {"iteration_s": "time of an iteration", "gpu_energy_j": "GPU energy o
 SMALL = {"width": 420.0, "height": 200.0, "small": True}
 
 
-def limits(values: Sequence[float], zero: bool = False, log: bool = False) -> tuple[float, float] | None:
-    """The ends of an axis for these values; None where none is a number that fits on it. zero: it begins at 0."""
+Axis = Literal["fit", "zero", "log"]
+"""Of values: around them, or from 0 on, or of their logarithms."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Overlay:
+    """What lies over the curves of a chart."""
+
+    marks: Sequence[Mark] = ()
+    curves: Sequence[Curve] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of both, for the legend, with colours."""
+
+
+def limits(values: Sequence[float], axis: Axis = "fit") -> tuple[float, float] | None:
+    """The ends of an axis for these values; None where none is a number that fits on it."""
+    zero, log = axis == "zero", axis == "log"
     finite = [value for value in values if abs(value) < 1e300 and (not log or value > 0)]
     if not finite:
         return None
@@ -59,13 +76,10 @@ def chart(
     names: Sequence[str],
     caption: str,
     *,
-    zero: bool = False,
-    log: bool = False,
+    axis: Axis = "fit",
     small: bool = True,
     smooth: bool = False,
-    marks: Sequence[Mark] = (),
-    mark_names: Mapping[str, str] | None = None,
-    extra: Sequence[Curve] = (),
+    over: Overlay = Overlay(),
     text: Callable[[float], str] = figure_text,
 ) -> str:
     """The curves of these keys in all runs, in one picture; nothing where there are none. text: of the newest value."""
@@ -80,11 +94,11 @@ def chart(
             pixels = (240 if small else 600) // max(1, len(runs) // 3)
             series += _series(label or caption, column, COLOURS[len(newest) % len(COLOURS)], smooth, pixels)
             newest.append(f"{f'{label} ' if label else ''}{text(column.values[-1])}")
-    found = limits([point.y for one in series for point in one.points], zero, log)
+    found = limits([point.y for one in series for point in one.points], axis)
     if found is None:
         return ""
     keys = {one.name: one.colour for one in series if not one.faint} if len(newest) > 1 else {}
-    everything = [*extra, *series]
+    everything = [*over.curves, *series]
     plot = Plot(
         label=f"{caption} over iterations",
         unit=_unit(names[0]).strip(),
@@ -92,11 +106,11 @@ def chart(
         high=found[1],
         left_x=min(one.points[0].x for one in everything if one.points),
         right_x=max(one.points[-1].x for one in everything if one.points),
-        log=log,
+        log=axis == "log",
         **(SMALL if small else {}),  # type: ignore[arg-type]
     )
     second = [] if small else _tokens(runs, plot.left_x, plot.right_x)
-    drawing = plot.draw(everything, marks, second, keys | dict(mark_names or {}))
+    drawing = plot.draw(everything, over.marks, second, keys | dict(over.names))
     return figure(caption, drawing, ", ".join(newest[:6]) + _unit(names[0]))
 
 
@@ -129,9 +143,9 @@ def _tokens(runs: Sequence[RunData], left: float, right: float) -> list[tuple[fl
     return found
 
 
-def small_charts(runs: Sequence[RunData], names: Sequence[str], zero: bool = True, log: bool = False) -> list[str]:
+def small_charts(runs: Sequence[RunData], names: Sequence[str]) -> list[str]:
     """One for each key that a run has."""
-    return [chart(runs, [name], words_of(name), zero=zero, log=log) for name in names]
+    return [chart(runs, [name], words_of(name), axis="zero") for name in names]
 
 
 def words_of(name: str) -> str:

@@ -100,9 +100,7 @@ def _loss(runs: Sequence[RunData]) -> str:
             "Loss",
             small=small,
             smooth=True,
-            marks=marks,
-            mark_names=keys,
-            extra=lost,
+            over=curves.Overlay(marks=marks, curves=lost, names=keys),
             text="{:.4f}".format,
         )
         for small in (False, True)
@@ -116,7 +114,7 @@ def _loss(runs: Sequence[RunData]) -> str:
     mtp = [name for name in curves.all_names(runs) if name.startswith("mtp_loss")]
     more += [curves.chart(runs, mtp, "losses of multi-token prediction")] if mtp else []
     return main + grid([
-        *more, curves.chart(runs, ["grad_norm"], "gradient norm", log=True, smooth=True),
+        *more, curves.chart(runs, ["grad_norm"], "gradient norm", axis="log", smooth=True),
         *curves.small_charts(runs, OPTIMIZER[1:]),
     ])  # fmt: skip
 

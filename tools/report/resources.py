@@ -9,7 +9,7 @@ from tools.report.curves import all_names, chart, small_charts, words_of
 from tools.report.markup import figure, grid, table
 from tools.report.run_data import RunData
 from tools.shared.chart import COLOURS, short
-from tools.shared.plot import Curve, Part, Point, heat, rows, stacked
+from tools.shared.plot import Bar, Curve, Part, Point, heat, rows, stacked
 
 GIB = 2**30
 HELD = {
@@ -30,25 +30,29 @@ MACHINE = (
 
 def memory(runs: Sequence[RunData]) -> str:
     """Predicted beside measured, of each run's last start; then the curve."""
-    bars: list[tuple[str, list[Part]]] = []
+    bars: list[Bar] = []
     for run in runs:
         said = [event for event in run.events if event.event == "memory"]
         for kind in ("predicted", "measured") if said else ():
             name = f"{run.name}, {kind}" if len(runs) > 1 else kind
-            bars.append((name, list(_held(said[-1].fields.get(kind)))))
-    bars = [bar for bar in bars if bar[1]]
+            bars.append(Bar(name, list(_held(said[-1].fields.get(kind)))))
+    bars = [bar for bar in bars if bar.parts]
     body = ""
     if bars:
-        high = max(parts[-1].end for _, parts in bars)
+        high = max(bar.parts[-1].end for bar in bars)
         unit, size = next(
             ((unit, size) for unit, size in (("GiB", 1), ("MiB", 1024), ("KiB", 1 << 20)) if high * size >= 1),
             ("bytes", GIB),
         )
         scaled = [
-            (name, [Part(part.begin * size, part.end * size, *part[2:]) for part in parts]) for name, parts in bars
+            Bar(
+                bar.name,
+                [Part(part.begin * size, part.end * size, *part[2:]) for part in bar.parts],
+                f"{short(bar.parts[-1].end * size)} {unit}",
+            )
+            for bar in bars
         ]
-        ends = [f"{short(parts[-1].end)} {unit}" for _, parts in scaled]
-        drawing = rows("memory of the fullest rank", scaled, high=high * size, unit=unit, names=HELD, ends=ends)
+        drawing = rows("memory of the fullest rank", scaled, high=high * size, unit=unit, names=HELD)
         body = figure("Memory of the fullest rank, after the third step", drawing)
     return body + grid(small_charts(runs, ["memory_gib"]))
 
@@ -65,7 +69,7 @@ def _held(table: Any) -> Iterator[Part]:
 def data(runs: Sequence[RunData]) -> str:
     """How often each source was read, and of a single run its mixture over time."""
     names = [name for name in all_names(runs) if name == "epoch" or name.startswith("epoch/")]
-    body = chart(runs, names[: 2 * MOST_SOURCES], "epochs", zero=True) if names else ""
+    body = chart(runs, names[: 2 * MOST_SOURCES], "epochs", axis="zero") if names else ""
     body = grid([body, *small_charts(runs, ["batch_size", "data_wait_s"])])
     return (_mixture(runs[0]) if len(runs) == 1 else "") + body
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from tools.report.markup import counted, figure, lasting
 from tools.report.run_data import RunData
 from tools.report.traces import passes_s
-from tools.shared.plot import Part, rows
+from tools.shared.plot import Bar, Part, rows
 from training.run_dir.goodput import SPENT, MeasuredGoodput, TimeSpan
 
 COLOURS = {
@@ -30,11 +30,17 @@ def goodput_section(runs: Sequence[RunData]) -> str:
     known = [run for run in runs if run.goodput.wall_s > 0]
     if not known:
         return ""
-    bars = [(run.name if len(runs) > 1 else "all starts", list(_shares(run.goodput))) for run in known]
-    ends = [f"{run.goodput.share:.1%} productive" for run in known]
+    bars = [
+        Bar(
+            run.name if len(runs) > 1 else "all starts",
+            list(_shares(run.goodput)),
+            f"{run.goodput.share:.1%} productive",
+        )
+        for run in known
+    ]
     body = figure(
         "Shares of the wall time",
-        rows("shares of the wall time", bars, high=100.0, unit="%", names=COLOURS, ends=ends),
+        rows("shares of the wall time", bars, high=100.0, unit="%", names=COLOURS),
         ", ".join(f"{spent} {lasting(runs[0].goodput.seconds(spent))}" for spent in SPENT) if len(runs) == 1 else "",
     )
     if len(runs) == 1:
@@ -66,9 +72,9 @@ def _starts(run: RunData) -> str:
             )
             for span in _joined([span for span in spans if span.start == number])
         ]  # fmt: skip
-        bars.append((f"start {number + 1}", parts))
+        bars.append(Bar(f"start {number + 1}", parts))
     thick = 18 if len(bars) <= 12 else 8
-    begin = min(part.begin for _, parts in bars for part in parts)
+    begin = min(part.begin for bar in bars for part in bar.parts)
     drawing = rows(
         "starts over time", bars, low=begin, high=run.goodput.wall_s / size, unit=unit, names=COLOURS, thick=thick
     )
@@ -142,9 +148,9 @@ def budget_section(runs: Sequence[RunData]) -> str:
             share = seconds / sum(parts.values())
             pieces.append(Part(at, at + seconds * milli, BUDGET[what], f"{what}: {lasting(seconds)}, {share:.1%}"))
             at += seconds * milli
-        bars.append((name, pieces))
+        bars.append(Bar(name, pieces))
     there = {what: colour for what, colour in BUDGET.items() if any(parts.get(what) for _, parts in found)}
-    high = max(parts[-1].end for _, parts in bars)
+    high = max(bar.parts[-1].end for bar in bars)
     drawing = rows("time of a step", bars, high=high, unit=unit, names=there)
     first, whole = found[0][1], sum(found[0][1].values())
     said = ", ".join(f"{what} {seconds / whole:.1%}" for what, seconds in first.items() if seconds)

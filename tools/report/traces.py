@@ -6,7 +6,7 @@ from typing import Any
 
 from tools.report.markup import figure, lasting, table
 from tools.report.run_data import RunData
-from tools.shared.plot import Part, rows
+from tools.shared.plot import Bar, Part, rows
 
 MOST_RANKS = 32
 MOST_SPANS = 2000
@@ -72,21 +72,21 @@ def _step(iteration: int, ranks: list[tuple[int, int, list[tuple[str, str, float
     first = min(begin for _, _, spans in ranks for _, _, begin, _ in spans)
     last = max(end for _, _, spans in ranks for _, _, _, end in spans)
     milli = 1000 if last - first < 10 else 1
-    bars, ends, most = [], [], MOST_SPANS // max(1, min(len(ranks), MOST_RANKS))
+    bars, most = [], MOST_SPANS // max(1, min(len(ranks), MOST_RANKS))
     for rank, stage, spans in ranks[:MOST_RANKS]:
         parts = [
             Part((begin - first) * milli, (end - first) * milli, KINDS.get(kind, OTHER), f"rank {rank}: {words}")
             for kind, words, begin, end in spans[:most]
         ]
         busy = sum(end - begin for kind, _, begin, end in spans if kind in PASSES)
-        bars.append((f"stage {stage}, rank {rank}", parts))
-        ends.append(f"{1 - busy / ((last - first) or 1):.0%} not computing")
+        idle = f"{1 - busy / ((last - first) or 1):.0%} not computing"
+        bars.append(Bar(f"stage {stage}, rank {rank}", parts, idle))
     kinds = {kind for _, _, spans in ranks for kind, *_ in spans}
     names = {kind: KINDS[kind] for kind in KINDS if kind in kinds} | ({"other": OTHER} if kinds - KINDS.keys() else {})
     thick = 16 if len(bars) <= 16 else 9
     drawing = rows(
         "pipeline as measured", bars, high=(last - first) * milli, unit="ms" if milli == 1000 else "s", names=names,
-        thick=thick, ends=ends,
+        thick=thick,
     )  # fmt: skip
     more = f", the first {MOST_RANKS} of {len(ranks)} ranks" if len(ranks) > MOST_RANKS else ""
     return figure(f"Pipeline of iteration {iteration:,}, as measured{more}", drawing, lasting(last - first))
@@ -98,12 +98,12 @@ def profiles(run: RunData) -> str:
         return ""
     name, summary = run.profiles[-1]
     ranks = [one for one in _list(summary.get("ranks")) if isinstance(one, dict)]
-    bars = [(f"rank {one.get('rank')}", list(_window(one))) for one in ranks[:MOST_RANKS]]
-    bars = [bar for bar in bars if bar[1]]
+    bars = [Bar(f"rank {one.get('rank')}", list(_window(one))) for one in ranks[:MOST_RANKS]]
+    bars = [bar for bar in bars if bar.parts]
     if not bars:
         return ""
     drawing = rows(
-        "time of the traced iterations", bars, high=max(parts[-1].end for _, parts in bars), unit="s",
+        "time of the traced iterations", bars, high=max(bar.parts[-1].end for bar in bars), unit="s",
         names=dict(WINDOW.values()),
     )  # fmt: skip
     found = figure(f"Trace {name}: where the time of the traced iterations went", drawing)

@@ -30,6 +30,7 @@ from training.lean_imports import lean
 if TYPE_CHECKING:  # torch loads within
     from parallel.ddp import Chunks
     from parallel.groups import Ranks
+    from training.generation.texts import TextModel
 
 Device = Literal["cpu", "cuda"]
 
@@ -49,6 +50,14 @@ class LoadedModel:
     """The checkpoint."""
     stdout: int | None
     """On rank 0 the program's own stdout; libraries' words go elsewhere. See ``write``."""
+
+    @property
+    def text_model(self) -> "TextModel":
+        """For texts; of a checkpoint whose tokenizer was looked at before ranks started."""
+        from training.generation.texts import TextModel
+
+        assert self.tokenizer is not None
+        return TextModel(chunks=self.chunks, ranks=self.ranks, tokenizer=self.tokenizer)
 
     def write(self, text: str) -> None:
         """``text`` to the program's stdout, from rank 0. Raises BrokenPipeError where nothing reads it any more."""
@@ -168,17 +177,23 @@ def build(opened: OpenedCheckpoint, ranks: "Ranks", stdout: int | None = None) -
     import torch
 
     from models import gpt
-    from models.layers.spec import provider
     from parallel import ddp
     from training.checkpoint.weights import restore_weights
-    from training.train import fusions
+    from training.parts.model import fusions
 
     config, shape = opened.config, opened.shape
     with torch.no_grad():
-        model = gpt.build(
-            config.model, shape, config.parallel, config.precision, gpt.Recompute(), ranks, config.train.seed,
-            provider(ranks.device), fusions(config, shape, ranks), config.kernels.attention_backend,
-        )  # fmt: skip
+        blueprint = gpt.Blueprint(
+            model=config.model,
+            shape=shape,
+            parallel=config.parallel,
+            precision=config.precision,
+            seed=config.train.seed,
+            kernels=gpt.Kernels(
+                fusions=fusions(config, shape, ranks), attention_backend=config.kernels.attention_backend
+            ),
+        )
+        model = gpt.build(blueprint, ranks)
         for chunk in model:
             chunk.requires_grad_(False)  # for which Megatron's DDP then makes no memory
         chunks = ddp.wrap(model, config.parallel, config.precision, ranks, fill=lambda _: None)

@@ -47,6 +47,17 @@ class Part(NamedTuple):
     title: str
 
 
+class Bar(NamedTuple):
+    """A row of pieces: a bar cut into parts, or a row of a timeline."""
+
+    name: str
+    parts: Sequence[Part]
+    end: str = ""
+    """Words behind it."""
+    whisker: tuple[float, float] | None = None
+    """The interval around its end."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Plot:
     """Two axes. Values beyond the upper end are drawn at it, with a triangle that says what they are."""
@@ -148,44 +159,41 @@ def _runs(points: Iterable[Point]) -> Iterator[list[Point]]:
 
 def rows(
     label: str,
-    bars: Sequence[tuple[str, Sequence[Part]]],
+    bars: Sequence[Bar],
     *,
     low: float = 0.0,
     high: float,
     unit: str,
     names: Mapping[str, str],
     lines: Sequence[Mark] = (),
-    width: float = 960,
     thick: float = 20,
-    ends: Sequence[str] = (),
-    whiskers: Sequence[tuple[float, float]] = (),
 ) -> str:
     """Horizontal rows of pieces on one axis: bars cut into parts, or a timeline. names: of the legend, with colours.
 
-    lines: across all rows. ends: words behind each row. whiskers: of each row, the interval around its end.
+    lines: across all rows.
     """
-    step, bottom = thick + 8, (thick + 8) * len(bars) + 8
-    left = 14 + LETTER * max((len(name) for name, _ in bars), default=0)
-    right = width - 20 - LETTER * max(map(len, ends), default=0)
+    width, step, bottom = 960, thick + 8, (thick + 8) * len(bars) + 8
+    left = 14 + LETTER * max((len(bar.name) for bar in bars), default=0)
+    right = width - 20 - LETTER * max((len(bar.end) for bar in bars), default=0)
     drawing = Drawing(width, bottom + 30 + 18 * legend_rows(list(names), width - left), label)
     scale = (right - left) / ((high - low) or 1.0)
     for tick in ticks(low, high, 6):
         drawing.line(left + (tick - low) * scale, 4, left + (tick - low) * scale, bottom, "var(--grid)")
         drawing.text(left + (tick - low) * scale, bottom + 15, f"{short(tick)} {unit}", "middle", 11)
-    for number, (name, parts) in enumerate(bars):
+    for number, bar in enumerate(bars):
         y = 8 + step * number
-        drawing.text(left - 8, y + thick / 2 + 4, name, "end", 11)
-        for part in parts:
+        drawing.text(left - 8, y + thick / 2 + 4, bar.name, "end", 11)
+        for part in bar.parts:
             drawing.rect(
                 left + (part.begin - low) * scale, y, (part.end - part.begin) * scale, thick, part.colour, part.title
             )
-        if whiskers:
-            first, last = (left + (x - low) * scale for x in whiskers[number])
+        if bar.whisker is not None:
+            first, last = (left + (x - low) * scale for x in bar.whisker)
             drawing.line(first, y + thick / 2, last, y + thick / 2, "var(--ink)")
             for x in (first, last):
                 drawing.line(x, y + 5, x, y + thick - 5, "var(--ink)")
-        if ends:
-            drawing.text(right + 8, y + thick / 2 + 4, ends[number], size=11)
+        if bar.end:
+            drawing.text(right + 8, y + thick / 2 + 4, bar.end, size=11)
     for mark in lines:
         drawing.line(
             left + (mark.x - low) * scale, 2, left + (mark.x - low) * scale, bottom, mark.colour, "4 3", mark.title

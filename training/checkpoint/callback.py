@@ -9,22 +9,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from megatron.core.optimizer import MegatronOptimizer
 
-from parallel.ddp import Chunks
 from parallel.errors import SharedFault, SharedMistake
-from parallel.groups import Ranks
 from training.checkpoint import Contents, folders, room, save, settled
 from training.checkpoint.agreement import gathered, on_every_rank, on_first_rank
 from training.checkpoint.background.messages import Commit, Outcome, mark_failed
 from training.checkpoint.background.saver import BackgroundWriter
-from training.checkpoint.saving import about, begin_save, saved_boxes, state_of, writers
-from training.checkpoint.state import JSON, encoded
+from training.checkpoint.saving import begin_save, filled, saved_boxes, state_of
+from training.checkpoint.state import JSON
 from training.checkpoint.storage import file_name
 from training.loop import Callback
 from training.progress import Progress
 from training.run_lock.lock import LockLost, RunLock
-from training.step import StepRequests, StepResult
+from training.step import RankParts, StepRequests, StepResult
 
 MEBIBYTE = 2**20
 TABLE_BYTES = 1 << 20
@@ -45,21 +42,19 @@ class SaveCallback(Callback):
         self,
         root: Path,
         contents: Contents,
-        chunks: Chunks,
-        optimizer: MegatronOptimizer,
-        ranks: Ranks,
+        parts: RankParts,
         *,
-        background: bool,
-        timeout_s: float,
         lock: RunLock | None = None,
         beat: Callable[[], None] = lambda: None,
         before_save: Callable[[Progress], Mapping[str, JSON]] = lambda _: {},
         note: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         """note: keeps, on rank 0, that a checkpoint was committed, or failed: ``run_dir.history.Note``."""
-        self.root, self.contents, self.chunks, self.optimizer, self.ranks = root, contents, chunks, optimizer, ranks
-        self.timeout_s, self.lock, self.beat, self.before_save, self.note = timeout_s, lock, beat, before_save, note
-        self.writer = BackgroundWriter(ranks.rank) if background else None
+        self.root, self.contents, self.ranks = root, contents, parts.ranks
+        self.chunks, self.optimizer = parts.chunks, parts.optimizer
+        self.lock, self.beat, self.before_save, self.note = lock, beat, before_save, note
+        self.timeout_s = 60 * parts.config.parallel.distributed_timeout_minutes
+        self.writer = BackgroundWriter(parts.ranks.rank) if parts.config.checkpoint.async_save else None
         self.began_s, self.stalled_s, self.stall_s, self.warned = time.monotonic(), 0.0, 0.0, False
         self.retry, self.retried = False, False
         self.folder, self.saved = root, False
@@ -185,15 +180,7 @@ class SaveCallback(Callback):
         if self.ranks.rank == 0:
             writer.commit(
                 Commit(
-                    folder=str(folder.absolute()),
-                    writers=tuple(writers(self.ranks)),
-                    keep=self.contents.keep,
-                    retain_interval=self.contents.retain_interval,
-                    parent=self.contents.parent,
-                    loaded=self.contents.loaded,
-                    texts={**self.contents.texts, folders.STATE: encoded(state)},
-                    copies={name: str(source.absolute()) for name, source in self.contents.copies.items()},
-                    about=about(state),
+                    filled=filled(folder.absolute(), state, self.contents, self.ranks),
                     timeout_s=self.timeout_s,
                     run_dir=str(self.lock.folder.absolute()) if self.lock else None,
                     attempt=self.lock.attempt if self.lock else None,

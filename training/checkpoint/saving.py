@@ -61,22 +61,7 @@ def save(
         boxes = saved_boxes(chunks, optimizer, ranks)
         on_every_rank(lambda: storage.write(folder, boxes, ranks.rank), ranks)
 
-    def commit() -> Path:
-        path, _ = committing.commit(
-            folder,
-            writers(ranks),
-            texts={**contents.texts, folders.STATE: encoded(state)},
-            copies={name: str(source) for name, source in contents.copies.items()},
-            about=about(state),
-            keep=contents.keep,
-            retain_interval=contents.retain_interval,
-            parent=contents.parent,
-            loaded=contents.loaded,
-            lock=lock,
-        )
-        return path
-
-    return on_first_rank(commit, ranks)
+    return on_first_rank(lambda: committing.commit(filled(folder, state, contents, ranks), lock)[0], ranks)
 
 
 def begin_save(root: Path, progress: Progress, ranks: Ranks) -> Path:
@@ -109,9 +94,19 @@ def saved_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> l
     ]
 
 
-def writers(ranks: Ranks) -> list[str]:
-    """The names of all ranks' files."""
-    return [storage.file_name(rank) for rank in range(ranks.identity.world_size)]
+def filled(folder: Path, state: State, contents: Contents, ranks: Ranks) -> committing.FilledFolder:
+    """What becomes a checkpoint once all ranks have written into ``folder``."""
+    return committing.FilledFolder(
+        folder=str(folder),
+        writers=tuple(storage.file_name(rank) for rank in range(ranks.identity.world_size)),
+        texts={**contents.texts, folders.STATE: encoded(state)},
+        copies={name: str(source.absolute()) for name, source in contents.copies.items()},
+        about=about(state),
+        keep=contents.keep,
+        retain_interval=contents.retain_interval,
+        parent=contents.parent,
+        loaded=contents.loaded,
+    )
 
 
 def about(state: State) -> dict[str, JSON]:

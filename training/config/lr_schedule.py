@@ -10,11 +10,18 @@ checkpoints: another batch or another number of iterations on resume does not be
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 DecayStyle = Literal["constant", "linear", "cosine", "WSD", "inverse-square-root"]
 WSDDecayStyle = Literal["linear", "cosine", "exponential", "minus_sqrt"]
 WeightDecayStyle = Literal["constant", "linear", "cosine"]
+
+
+class ScheduledRates(NamedTuple):
+    """What the schedule says of one iteration."""
+
+    learning_rate: float
+    weight_decay: float
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -56,6 +63,10 @@ class Schedule:
 
     lr_warmup_init: float = 0.0
     """Learning rate at the first sample of the warm-up."""
+
+    def rates(self, consumed_samples: int) -> ScheduledRates:
+        """Of the iteration that starts after ``consumed_samples``."""
+        return ScheduledRates(self.learning_rate(consumed_samples), self.weight_decay(consumed_samples))
 
     def learning_rate(self, consumed_samples: int) -> float:
         """Learning rate of the iteration that starts after ``consumed_samples``."""

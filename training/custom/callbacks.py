@@ -17,7 +17,6 @@ from parallel.users_code import users_code
 from training.config.import_path import accepts, load
 from training.config.run_config import RunConfig
 from training.loop import Callback, Reason
-from training.parts import TrainingRun
 from training.progress import Progress
 from training.step import StepRequests, StepResult
 from training.watchdog.heartbeat import Heartbeat
@@ -97,18 +96,9 @@ class UserCallback(Callback):
         return answer
 
 
-def build_callbacks(run: TrainingRun, chunks: Chunks, optimizer: MegatronOptimizer) -> list[UserCallback]:
+def build_callbacks(run: RunContext, heartbeat: Heartbeat) -> list[UserCallback]:
     """In the order of the recipe. Raises SharedMistake for one that is none."""
-    context = RunContext(
-        config=run.config,
-        shape=run.shape,
-        ranks=run.ranks,
-        run_dir=run.run_dir,
-        tokenizer=run.prepared.tokenizer,
-        chunks=chunks,
-        optimizer=optimizer,
-    )
-    return [UserCallback(path, _made(path, context), run.heartbeat) for path in run.config.train.callbacks]
+    return [UserCallback(path, _made(path, run), heartbeat) for path in run.config.train.callbacks]
 
 
 def _made(path: str, run: RunContext) -> Any:

@@ -7,7 +7,7 @@ from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.evaluation.asked import BrokenOff
 from training.evaluation.harness_tokens import HarnessTokenizer
-from training.generation.generate import Limits, TextRow, generate
+from training.generation.generate import Limits, TextRow, Watch, generate
 from training.generation.settings import Sampling
 from training.generation.texts import before
 
@@ -67,7 +67,7 @@ class TextGenerator:
         )
         rows = generate(
             self.chunks, self.ranks, prompts, limits, Sampling(temperature=0.0),
-            after_token=look, asked_to_stop=self.asked_to_stop,
+            watch=Watch(after_token=look, asked_to_stop=self.asked_to_stop),
         )  # fmt: skip
         if any(row.reason == "interrupted" for row in rows):
             raise BrokenOff

@@ -4,10 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from parallel.ddp import Chunks
 from parallel.errors import UserError
-from parallel.groups import Ranks
-from training.config.small_sections import EvalConfig
+from training.config.run_config import RunConfig
 from training.evaluation import scores
 from training.evaluation.asked import Asked, BrokenOff
 from training.evaluation.batching import RowShape
@@ -16,6 +14,7 @@ from training.evaluation.harness_tokens import HarnessTokenizer
 from training.evaluation.scoring import Scorer
 from training.evaluation.shared_model import HarnessError, SharedModel
 from training.evaluation.tasks import PreparedTasks
+from training.generation.texts import TextModel
 from training.loop import Callback
 from training.metrics.console import duration
 from training.progress import Progress
@@ -33,12 +32,9 @@ class TaskCallback(Callback):
 
     def __init__(
         self,
-        config: EvalConfig,
-        train_iters: int,
+        config: RunConfig,
         tasks: PreparedTasks | None,
-        tokenizer: HarnessTokenizer,
-        chunks: Chunks,
-        ranks: Ranks,
+        model: TextModel,
         shape: RowShape,
         record: Callable[[int, Mapping[str, float]], None],
         run_dir: Path,
@@ -46,12 +42,13 @@ class TaskCallback(Callback):
         asked: Callable[[], bool],
     ) -> None:
         """tasks: on rank 0. asked: whether this rank was asked to stop."""
-        self.config, self.train_iters, self.tasks, self.tokenizer = config, train_iters, tasks, tokenizer
+        self.interval, self.train_iters, self.tasks = config.eval.interval, config.train.train_iters, tasks
+        chunks, ranks, self.tokenizer = model.chunks, model.ranks, HarnessTokenizer(model.tokenizer)
         self.ranks, self.record, self.run_dir, self.heartbeat = ranks, record, run_dir, heartbeat
         self.asked = Asked(asked, ranks)
         scorer = Scorer(chunks=chunks, ranks=ranks, shape=shape, before_round=self._before_round)
         generator = TextGenerator(
-            chunks=chunks, ranks=ranks, tokenizer=tokenizer, seq_length=shape.seq_length,
+            chunks=chunks, ranks=ranks, tokenizer=self.tokenizer, seq_length=shape.seq_length,
             at_once=max(1, shape.tokens // shape.seq_length), before_round=self._before_round,
             after_token=heartbeat.beat, asked_to_stop=asked,
         )  # fmt: skip
@@ -65,9 +62,8 @@ class TaskCallback(Callback):
             self.ranks.say("tasks are not scored: no iteration is left; python -m tools.evaluate scores a checkpoint")
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
-        interval = self.config.interval
         self.is_last = progress.iteration >= self.train_iters or result.requests.finish
-        if interval is not None and progress.iteration % interval == 0 and not self.is_last:
+        if self.interval is not None and progress.iteration % self.interval == 0 and not self.is_last:
             self._evaluate(progress)
 
     def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:

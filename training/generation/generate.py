@@ -52,6 +52,18 @@ class Limits:
     """Ids that end a text, and do not belong to it."""
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Watch:
+    """What accompanies texts while they are generated."""
+
+    after_token: Callable[[Sequence[TextRow]], None] = field(default=lambda _: None)
+    """Called on every rank after each token; may set rows' ``reason``, on all ranks alike."""
+    asked_to_stop: Callable[[], bool] = field(default=lambda: False)
+    """Whether this rank was; all texts then end."""
+
+
+UNWATCHED = Watch()
+
 MIXERS = {"M": "Mamba-2 mixers", "G": "gated delta nets"}
 """By megatron-core's letter."""
 
@@ -82,15 +94,12 @@ def generate(
     *,
     first_number: int = 0,
     use_cache: bool = True,
-    after_token: Callable[[Sequence[TextRow]], None] = lambda _: None,
-    asked_to_stop: Callable[[], bool] = lambda: False,
+    watch: Watch = UNWATCHED,
 ) -> list[TextRow]:
     """The prompts continued, the same on every rank. Collective.
 
     prompts: of at least one token each, and fewer than limits.seq_length. first_number: of the first prompt, among all
-    that ``sampling.seed`` numbers. use_cache: where the layout allows it, see ``no_cache_reason``. after_token: called
-    on every rank after each token, and may set rows' ``reason``, on all ranks alike. asked_to_stop: whether this rank
-    was; all texts then end.
+    that ``sampling.seed`` numbers. use_cache: where the layout allows it, see ``no_cache_reason``.
     """
     rows = [
         TextRow(list(prompt), len(prompt), drawn=generator_of(sampling, first_number + number))
@@ -109,9 +118,9 @@ def generate(
                 for place, number in enumerate(own):
                     if here[place] and rows[number].reason is None:
                         chosen[number] = choose(logits[place, : limits.vocab_size], sampling, rows[number].drawn)
-            chosen[-1] = int(asked_to_stop())
+            chosen[-1] = int(watch.asked_to_stop())
             _extend(rows, _agreed(chosen, ranks), limits)
-            after_token(rows)
+            watch.after_token(rows)
     return rows
 
 

@@ -7,14 +7,12 @@ same without them, bit by bit: they draw from generators of their own, and leave
 from collections.abc import Callable
 from pathlib import Path
 
-from data.tokenizers.base import Tokenizer
-from parallel.ddp import Chunks
 from parallel.errors import SharedMistake, printable
-from parallel.groups import Ranks
 from parallel.schema import without_problems
 from training.config.train_config import TrainConfig
+from training.generation.generate import Watch
 from training.generation.settings import Sampling, TextLimits
-from training.generation.texts import continue_prompts, prompt_ids
+from training.generation.texts import TextModel, continue_prompts, prompt_ids
 from training.loop import Callback
 from training.metrics.jsonl import JsonlSink
 from training.progress import Progress
@@ -35,22 +33,20 @@ class SampleCallback(Callback):
     def __init__(
         self,
         train: TrainConfig,
-        chunks: Chunks,
-        tokenizer: Tokenizer,
-        ranks: Ranks,
+        model: TextModel,
         seq_length: int,
         run_dir: Path,
         heartbeat: Heartbeat | None = None,
         asked_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Raises SharedMistake for a prompt that leaves no token of ``seq_length`` for a text."""
-        self.train, self.chunks, self.tokenizer, self.ranks, self.run_dir = train, chunks, tokenizer, ranks, run_dir
+        self.train, self.model, self.ranks, self.run_dir = train, model, model.ranks, run_dir
         self.heartbeat, self.asked_to_stop = heartbeat or Heartbeat(), asked_to_stop
         self.limits = TextLimits(new_tokens=train.generate_tokens, seq_length=seq_length)
         self.sampled = -1
         """Iteration of the newest samples."""
         for prompt in train.sample_prompts if train.generate_tokens else ():
-            if (size := len(prompt_ids(tokenizer, prompt))) >= seq_length:
+            if (size := len(prompt_ids(model.tokenizer, prompt))) >= seq_length:
                 raise SharedMistake(
                     f"train.sample_prompts: {printable(prompt[:40])!r} has {size} tokens; expected at most "
                     f"{seq_length - 1}, model.seq_length without the first token of a text. Shorten it."
@@ -71,9 +67,12 @@ class SampleCallback(Callback):
             return
         self.sampled = iteration
         found = self.heartbeat.within("generation", continue_prompts)(
-            self.chunks, self.ranks, self.tokenizer, self.train.sample_prompts, self.limits, SAMPLING,
-            after_token=lambda _: self.heartbeat.beat(), asked_to_stop=self.asked_to_stop,
-        )  # fmt: skip
+            self.model,
+            self.train.sample_prompts,
+            self.limits,
+            SAMPLING,
+            watch=Watch(after_token=lambda _: self.heartbeat.beat(), asked_to_stop=self.asked_to_stop),
+        )
         whole = [one for one in found if one.reason != "interrupted"]
         self._write(iteration, [(one.prompt, one.text) for one in whole])
         for one in whole:

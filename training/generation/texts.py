@@ -6,11 +6,20 @@ from dataclasses import dataclass
 from data.tokenizers.base import Tokenizer
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from training.generation.generate import Limits, Reason, TextRow, generate
+from training.generation.generate import UNWATCHED, Limits, Reason, TextRow, Watch, generate
 from training.generation.settings import Sampling, TextLimits
 
 UNFINISHED = "�"
 """What a decoder makes of a character whose last bytes are still to come."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TextModel:
+    """A model on all ranks that reads and writes texts."""
+
+    chunks: Chunks
+    ranks: Ranks
+    tokenizer: Tokenizer
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -33,9 +42,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, begin: int | None = None) -> l
 
 
 def continue_prompts(
-    chunks: Chunks,
-    ranks: Ranks,
-    tokenizer: Tokenizer,
+    model: TextModel,
     prompts: Sequence[str],
     limits: TextLimits,
     sampling: Sampling,
@@ -43,20 +50,20 @@ def continue_prompts(
     begin: int | None = None,
     first_number: int = 0,
     use_cache: bool = True,
-    after_token: Callable[[Sequence[TextRow]], None] = lambda _: None,
-    asked_to_stop: Callable[[], bool] = lambda: False,
+    watch: Watch = UNWATCHED,
 ) -> list[Continuation]:
     """One for each prompt, the same on every rank. Collective. See ``generate`` for what is not of texts."""
+    tokenizer = model.tokenizer
 
     def look(rows: Sequence[TextRow]) -> None:
         for row in rows if limits.stops else ():
             if row.reason in (None, "length") and any(stop in generated_text(tokenizer, row) for stop in limits.stops):
                 row.reason = "stop"
-        after_token(rows)
+        watch.after_token(rows)
 
     rows = generate(
-        chunks,
-        ranks,
+        model.chunks,
+        model.ranks,
         [prompt_ids(tokenizer, prompt, begin) for prompt in prompts],
         Limits(
             new_tokens=limits.new_tokens,
@@ -67,8 +74,7 @@ def continue_prompts(
         sampling,
         first_number=first_number,
         use_cache=use_cache,
-        after_token=look,
-        asked_to_stop=asked_to_stop,
+        watch=Watch(after_token=look, asked_to_stop=watch.asked_to_stop),
     )
     return [
         Continuation(

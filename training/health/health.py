@@ -5,12 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.core.optimizer import MegatronOptimizer
-
-from parallel.ddp import Chunks
-from parallel.groups import Ranks
 from training.checkpoint.model_state import settled
-from training.config.small_sections import FaultConfig
 from training.health.finite_check import check_finite
 from training.health.memory_growth import MemoryGrowth
 from training.health.nonfinite import NonFinite
@@ -21,6 +16,7 @@ from training.health.update_policy import HealthPolicy
 from training.loop import Callback
 from training.progress import Progress
 from training.run_dir.history import Note, unnoted
+from training.step import RankParts
 
 ENTRY = "watch"
 """What a checkpoint's ``state.json`` has of this, among its entries."""
@@ -32,29 +28,20 @@ class Health:
 
     policy: HealthPolicy
     callbacks: Sequence[Callback]
-    chunks: Chunks
-    optimizer: MegatronOptimizer
-    ranks: Ranks
+    parts: RankParts
 
     def before_save(self, progress: Progress) -> dict[str, Any]:
         """What a checkpoint must have of this. Raises SharedFault, on every rank, for a state that may not be saved."""
-        check_finite(progress, self.chunks, self.optimizer, self.ranks)
+        check_finite(progress, self.parts.chunks, self.parts.optimizer, self.parts.ranks)
         if self.policy.replicas is not None:
-            with settled(self.chunks):
+            with settled(self.parts.chunks):
                 self.policy.replicas.check(progress)
         return {ENTRY: self.policy.state()}
 
 
-def build_health(
-    fault: FaultConfig,
-    chunks: Chunks,
-    optimizer: MegatronOptimizer,
-    ranks: Ranks,
-    run_dir: Path,
-    entries: Mapping[str, Any],
-    note: Note = unnoted,
-) -> Health:
+def build_health(parts: RankParts, run_dir: Path, entries: Mapping[str, Any], note: Note = unnoted) -> Health:
     """entries: those of the checkpoint that the run continues, if any. note: keeps what is found."""
+    fault, chunks, optimizer, ranks = parts.config.fault, parts.chunks, parts.optimizer, parts.ranks
     replicas = Replicas(chunks, optimizer, ranks) if fault.replica_check_interval else None
     nonfinite = NonFinite(fault.nonfinite, chunks, optimizer, ranks, run_dir, note)
     policy = HealthPolicy(fault, nonfinite, replicas, SkippedBatches(run_dir, ranks), ranks, note)
@@ -65,4 +52,4 @@ def build_health(
         callbacks.append(Stragglers(stopwatch, fault.straggler_interval, fault.straggler_ratio, ranks, note))
     if fault.memory_interval:
         callbacks.append(MemoryGrowth(fault.memory_interval, fault.memory_growth_mib, ranks, note))
-    return Health(policy=policy, callbacks=callbacks, chunks=chunks, optimizer=optimizer, ranks=ranks)
+    return Health(policy=policy, callbacks=callbacks, parts=parts)

@@ -12,8 +12,8 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from data.prepared import SourceProgress
 from parallel.groups import Ranks
+from training.batches import BatchStream
 from training.loop import Callback
 from training.metrics import node
 from training.metrics.console import duration
@@ -86,14 +86,13 @@ class Recorder(Callback):
         seq_length: int,
         rates: Rates,
         sinks: Sinks | None,
-        data_wait_s: Callable[[], float],
+        stream: BatchStream,
         meters: Sequence[Meter],
-        sources: Callable[[], Mapping[str, SourceProgress]] = dict,
     ) -> None:
-        """sources: how far each source of data has been read, by its name."""
+        """stream: the training data, whose waiting and whose progress is logged."""
         self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
-        self.rates, self.sinks, self.data_wait_s, self.meters = rates, sinks, data_wait_s, meters
-        self.sources, self.sensors = sources, RankSensors(ranks)
+        self.rates, self.sinks, self.stream, self.meters = rates, sinks, stream, meters
+        self.sensors = RankSensors(ranks)
         self.waited_s, self.stalled_s, self.skipped, self.all_waited_s = 0.0, 0.0, 0, 0.0
         self.unwritten: StepResult | None = None
 
@@ -102,7 +101,7 @@ class Recorder(Callback):
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         self.rates.end(result.tokens)
-        self.waited_s += self.data_wait_s()
+        self.waited_s += self.stream.data_wait_s
         self.skipped += result.skipped
         self.unwritten = result
         if is_logged(progress.iteration, self.log_interval, self.train_iters):
@@ -154,7 +153,7 @@ class Recorder(Callback):
             "checkpoint_stall_s": self.stalled_s,
             "skipped": self.skipped,
         }
-        sources = self.sources()
+        sources = self.stream.sources()
         for name, read in sources.items():
             values["epoch" if len(sources) == 1 else f"epoch/{name}"] = read.epochs
             if len(sources) > 1:

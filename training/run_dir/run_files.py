@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megatron.core.optimizer import MegatronOptimizer
-
 from data.prepared import Prepared
 from data.tokenizers.base import carried
 from data.tokenizers.tokenizer_json import JsonTokenizer
-from parallel.ddp import Chunks
 from parallel.durable import replace_file
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
@@ -34,6 +31,7 @@ from training.run_dir.errors import run_dir_error
 from training.run_dir.kept_schedule import RECIPE
 from training.run_dir.resume_report import Now, card, recipe_of
 from training.run_dir.tokenizer_files import tokenizer_files
+from training.step import RankParts
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -51,12 +49,10 @@ class Begun:
     """``hash`` of the run's own checkpoint that ``checkpoint.load`` went back to."""
 
 
-def restore(
-    config: RunConfig, prepared: Prepared, run_dir: Path, chunks: Chunks, optim: MegatronOptimizer, ranks: Ranks
-) -> Begun:
+def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
     """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights; say which."""
-    began_s = time.monotonic()
-    restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, chunks, optim, ranks)
+    began_s, config, ranks = time.monotonic(), parts.config, parts.ranks
+    restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, parts.chunks, parts.optimizer, ranks)
     if restored is None:
         schedule, said = kept_schedule.chosen(config, None)
         ranks.say(f"starting from initial weights (seed {config.train.seed})")

@@ -27,12 +27,12 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from parallel.ddp import unwrap
 from tests.benchmarks.checkpoint import disk, memory
-from tests.benchmarks.checkpoint.trainer import Trainer
+from training.step import RankParts
 
 Form = Literal["fully_reshardable", "dp_reshardable"]
 
 
-def save_once(trainer: Trainer, folder: Path, form: Form) -> dict[str, float]:
+def save_once(trainer: RankParts, folder: Path, form: Form) -> dict[str, float]:
     """Seconds of a save, and this rank's growth in bytes. The folder is made here."""
     if trainer.ranks.rank == 0:
         folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def save_once(trainer: Trainer, folder: Path, form: Form) -> dict[str, float]:
     return {f"{form}_save_s": cost.seconds, f"{form}_save_growth": float(cost.grown_bytes)}
 
 
-def load_once(trainer: Trainer, folder: Path, form: Form) -> dict[str, float]:
+def load_once(trainer: RankParts, folder: Path, form: Form) -> dict[str, float]:
     """Seconds of a load of files that are not in memory, and this rank's growth in bytes. Nothing is verified."""
     if trainer.ranks.rank == 0:
         disk.forget(folder.iterdir())
@@ -66,7 +66,7 @@ def load_once(trainer: Trainer, folder: Path, form: Form) -> dict[str, float]:
     return {f"{form}_load_s": cost.seconds, f"{form}_load_growth": float(cost.grown_bytes)}
 
 
-def state_dict(trainer: Trainer, form: Form, *, is_loading: bool) -> dict[str, Any]:
+def state_dict(trainer: RankParts, form: Form, *, is_loading: bool) -> dict[str, Any]:
     """What Megatron-LM saves, tensors alone."""
     metadata = {
         "distrib_optim_sharding_type": form,

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from tests.benchmarks.checkpoint import disk, memory
-from tests.benchmarks.checkpoint.trainer import Trainer
 from training.checkpoint import Contents, folders, restore, save
 from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.callback import SaveCallback
@@ -21,11 +20,12 @@ from training.checkpoint.saving import saved_boxes
 from training.config.run_config import CheckpointConfig
 from training.loop import Callback
 from training.progress import Progress
+from training.step import RankParts
 
 Numbers = dict[str, float]
 
 
-def save_once(trainer: Trainer, root: Path) -> Numbers:
+def save_once(trainer: RankParts, root: Path) -> Numbers:
     """Seconds until committed, and this rank's growth in bytes."""
     progress, contents = Progress(iteration=1), Contents(keep=1)
     cost = memory.cost(
@@ -34,7 +34,7 @@ def save_once(trainer: Trainer, root: Path) -> Numbers:
     return {"save_s": cost.seconds, "save_growth": float(cost.grown_bytes)}
 
 
-def save_unhashed(trainer: Trainer, root: Path) -> Numbers:
+def save_unhashed(trainer: RankParts, root: Path) -> Numbers:
     """The same with hashes that cost nothing: what hashing adds."""
     with without_hashes():
         return {"unhashed_save_s": save_once(trainer, root)["save_s"]}
@@ -62,10 +62,8 @@ class _NoHash:
 class BackgroundSaves:
     """Saves as a run has them by default, with the writer process started and its memory in use."""
 
-    def __init__(self, trainer: Trainer, root: Path) -> None:
-        self.saves = SaveCallback(
-            root, Contents(keep=1), trainer.chunks, trainer.optimizer, trainer.ranks, background=True, timeout_s=600
-        )
+    def __init__(self, trainer: RankParts, root: Path) -> None:
+        self.saves = SaveCallback(root, Contents(keep=1), trainer)
         self.saves.start(Progress())
         self.iteration = 0
 
@@ -96,7 +94,7 @@ class BackgroundSaves:
             self.saves.writer.close()
 
 
-def load_once(trainer: Trainer, root: Path, verify: Literal["hashes", "sizes"]) -> Numbers:
+def load_once(trainer: RankParts, root: Path, verify: Literal["hashes", "sizes"]) -> Numbers:
     """Seconds of a load of files that are not in memory, verification included, and this rank's growth in bytes."""
     if trainer.ranks.rank == 0:
         disk.forget(path for folder in folders.complete(root) for path in folder.iterdir())
@@ -107,7 +105,7 @@ def load_once(trainer: Trainer, root: Path, verify: Literal["hashes", "sizes"]) 
     return {f"load_{verify}_s": cost.seconds, f"load_{verify}_growth": float(cost.grown_bytes)}
 
 
-def remove(root: Path, trainer: Trainer) -> None:
+def remove(root: Path, trainer: RankParts) -> None:
     """Make room for the next."""
     dist.barrier()
     if trainer.ranks.rank == 0:
@@ -115,19 +113,19 @@ def remove(root: Path, trainer: Trainer) -> None:
     dist.barrier()
 
 
-def own_bytes(trainer: Trainer) -> int:
+def own_bytes(trainer: RankParts) -> int:
     """What this rank writes: its shard."""
     boxes = saved_boxes(trainer.chunks, trainer.optimizer, trainer.ranks)
     return sum(box.data.nbytes for box in boxes if box.writes)
 
 
-def total_bytes(trainer: Trainer) -> int:
+def total_bytes(trainer: RankParts) -> int:
     """What all ranks write."""
     total = torch.tensor([own_bytes(trainer)])
     dist.all_reduce(total)
     return int(total)
 
 
-def shard(trainer: Trainer) -> dict[str, Any]:
+def shard(trainer: RankParts) -> dict[str, Any]:
     """The size that growth is compared with."""
     return {"own_bytes": own_bytes(trainer)}

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from parallel.launch import Identity
 from tests.benchmarks.checkpoint import disk, megatron, ours
-from tests.benchmarks.checkpoint.trainer import Trainer, configuration, started
+from tests.benchmarks.checkpoint.trainer import configuration, started
+from training.step import RankParts
 
 FORMS: tuple[megatron.Form, ...] = ("fully_reshardable", "dp_reshardable")
 
@@ -39,7 +40,7 @@ def measure(identity: Identity, job: Rounds, output: Path) -> None:
         output.with_suffix(f".{identity.rank}").write_text(json.dumps(result))
 
 
-def _rounds(trainer: Trainer, job: Rounds) -> Iterator[dict[str, float]]:
+def _rounds(trainer: RankParts, job: Rounds) -> Iterator[dict[str, float]]:
     background = ours.BackgroundSaves(trainer, job.folder / "background")
     source = _source(trainer)
     for number in range(job.rounds + 1):
@@ -57,7 +58,7 @@ def _rounds(trainer: Trainer, job: Rounds) -> Iterator[dict[str, float]]:
     source.unlink(missing_ok=True)
 
 
-def _ours(trainer: Trainer, root: Path) -> dict[str, float]:
+def _ours(trainer: RankParts, root: Path) -> dict[str, float]:
     found = ours.save_unhashed(trainer, root)
     ours.remove(root, trainer)
     found |= ours.save_once(trainer, root)
@@ -67,14 +68,14 @@ def _ours(trainer: Trainer, root: Path) -> dict[str, float]:
     return found
 
 
-def _source(trainer: Trainer) -> Path:
+def _source(trainer: RankParts) -> Path:
     """As many bytes as a checkpoint has, in memory."""
     path = Path("/dev/shm") / f"triplane-benchmark-{os.getpid()}"
     size = ours.total_bytes(trainer)
     return disk.random_file(path, size) if trainer.ranks.rank == 0 else path
 
 
-def _yardsticks(trainer: Trainer, source: Path, folder: Path) -> dict[str, float]:
+def _yardsticks(trainer: RankParts, source: Path, folder: Path) -> dict[str, float]:
     """On rank 0, while the others wait."""
     found = {}
     if trainer.ranks.rank == 0:

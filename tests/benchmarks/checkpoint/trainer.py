@@ -2,8 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -11,26 +9,15 @@ from models.config import ModelConfig
 from models.resolve import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.ddp import Chunks
-from parallel.groups import Ranks
 from parallel.launch import Identity
-from training import train
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
+from training.parts.model import build_parts
+from training.step import RankParts
 
 BYTES_PER_PARAMETER = 12
 """On the disk: an fp32 weight and two fp32 moments (AdamW)."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Trainer:
-    """This rank's part of a run."""
-
-    config: RunConfig
-    chunks: Chunks
-    optimizer: Any
-    ranks: Ranks
 
 
 def configuration(num_layers: int, hidden_size: int, tensor_model_parallel_size: int = 1) -> RunConfig:
@@ -55,14 +42,14 @@ def configuration(num_layers: int, hidden_size: int, tensor_model_parallel_size:
 
 
 @contextlib.contextmanager
-def started(config: RunConfig, identity: Identity) -> Iterator[Trainer]:
+def started(config: RunConfig, identity: Identity) -> Iterator[RankParts]:
     """Groups, model and optimizer of this rank. One update with made-up gradients has filled the moments."""
     layout, shape = config.layout(identity.world_size), resolve(config.model, None)
     with groups.start(layout, identity, device="cpu", seed=1, meeting=groups.Meeting(timeout_minutes=10)) as ranks:
-        chunks, optimizer = train.build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
         torch.manual_seed(identity.rank)
-        for chunk in chunks:
+        for chunk in parts.chunks:
             for buffer in chunk.buffers:
                 buffer.grad_data.normal_()
-        optimizer.step()
-        yield Trainer(config=config, chunks=chunks, optimizer=optimizer, ranks=ranks)
+        parts.optimizer.step()
+        yield parts

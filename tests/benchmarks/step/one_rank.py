@@ -27,6 +27,7 @@ from training import train
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
+from training.parts.model import build_parts
 from training.progress import Progress
 from training.step import StepRequests
 
@@ -155,13 +156,13 @@ def ours(config: RunConfig) -> Iterator[Step]:
     shape = resolve(config.model, None)
     layout, seed = config.layout(1), config.train.seed
     with groups.start(layout, Identity(), device="cpu", seed=seed) as ranks:
-        chunks, optim = train.build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size)
         progress = Progress()
 
         def step() -> float:
             nonlocal progress
-            progress, result = train.one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
+            progress, result = train.one_step(parts, stream, progress, StepRequests())
             return result.loss
 
         yield step

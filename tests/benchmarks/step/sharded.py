@@ -22,6 +22,7 @@ from parallel.untrusted import read_json, read_text
 from tests.benchmarks.step.one_rank import WARMUP_STEPS, RandomTokens, configuration, cpu_seconds
 from training import train
 from training.config.run_config import RunConfig
+from training.parts.model import build_parts
 from training.progress import Progress
 from training.step import StepRequests
 
@@ -85,13 +86,13 @@ def _measured(identity: Identity, config: RunConfig, steps: int, memory: bool) -
     shape, layout = resolve(config.model, None), config.layout(identity.world_size)
     with groups.start(layout, identity, device="cpu", seed=config.train.seed, parallel=config.parallel) as ranks:
         before = _resident("VmRSS")
-        chunks, optim = train.build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
         building, built = _resident("VmHWM") - before, _resident("VmRSS") - before
         stream, progress = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp), Progress()
         seconds = []
         for _ in range(WARMUP_STEPS + steps):
             began = cpu_seconds()
-            progress, _ = train.one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
+            progress, _ = train.one_step(parts, stream, progress, StepRequests())
             seconds.append(cpu_seconds() - began)
         return {
             "step_cpu_s": seconds[WARMUP_STEPS:],

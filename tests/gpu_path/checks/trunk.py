@@ -44,7 +44,8 @@ SEQ, BATCH, MICROBATCHES = 64, 2, 3
 def hybrid_model(model: ModelConfig, shape: GPTShape, ep: int, dtype: Any, ranks: Ranks) -> torch.nn.Module:
     """As training builds it."""
     parallel = ParallelConfig(expert_model_parallel_size=ep)
-    (chunk,) = gpt.build(model, shape, parallel, PrecisionConfig(dtype=dtype), gpt.Recompute(), ranks, 1)
+    precision = PrecisionConfig(dtype=dtype)
+    (chunk,) = gpt.build(gpt.Blueprint(model=model, shape=shape, parallel=parallel, precision=precision), ranks)
     return chunk
 
 

@@ -48,7 +48,10 @@ with groups.start(Layout(tp=2), identity, device="cuda", seed=1) as ranks:
             assert base.is_ub_initialized()
             found += sorted({f"{made.count(one)} of {one}" for one in made})
             made.clear()
-            (chunk,) = gpt.build(model, shape, parallel, precision, gpt.Recompute(), ranks, 1, fusions=fusions)
+            blueprint = gpt.Blueprint(
+                model=model, shape=shape, parallel=parallel, precision=precision, kernels=gpt.Kernels(fusions=fusions)
+            )
+            (chunk,) = gpt.build(blueprint, ranks)
             names = {module.ub_name for module in chunk.modules() if getattr(module, "ub_name", None)}
             found.append(" ".join(sorted(names)))
         assert not base.is_ub_initialized() and base._ub_communicators is None

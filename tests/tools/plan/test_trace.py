@@ -28,11 +28,11 @@ from tools.plan.search.pricing import price
 from tools.plan.search.recipe import configuration
 from tools.plan.search.request import PlanRequest
 from tools.plan.trace import balance, command, one_rank
-from training import train
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.memory.planned import Modules
 from training.memory.predicted import of_stage
+from training.parts.model import build_parts
 
 
 def question(model: str, layout: Candidate, seq: int) -> PlanRequest:
@@ -299,7 +299,7 @@ def kept_graphs(tmp_path: Path, recompute: str) -> list[str]:
         try:
             balance.install()
             with groups.pretend(config.layout(asked.num_gpus), Identity(rank=0, world_size=asked.num_gpus)) as ranks:
-                chunks, _ = train.build_parts(config, resolve(config.model, None), ranks)
+                chunks = build_parts(config, resolve(config.model, None), ranks).chunks
                 one_rank._step(config, chunks, ranks, 2)
                 layers = [part for chunk in chunks for part in chunk.modules() if hasattr(part, "token_dispatcher")]
                 kept = [

@@ -18,6 +18,7 @@ from training.checkpoint import folders
 from training.checkpoint.background import saver
 from training.checkpoint.background.messages import Commit, Outcome
 from training.checkpoint.background.saver import BackgroundWriter
+from training.checkpoint.committing import FilledFolder
 from training.checkpoint.format.verify import damages
 from training.checkpoint.storage import TensorReader, file_name
 from training.run_lock.lock import acquire
@@ -41,8 +42,9 @@ def boxes(rank: int, ranks: int) -> list[Box]:
 
 def commit_of(folder: Path, ranks: int, timeout_s: float = 20.0, **more: str) -> Commit:
     names = tuple(file_name(rank) for rank in range(ranks))
-    return Commit(folder=str(folder), writers=names, keep=2, retain_interval=None, texts={"state.json": "{}\n"},
-                  copies={}, about={"iteration": int(folder.name[5:12])}, timeout_s=timeout_s, **more)  # fmt: skip
+    filled = FilledFolder(folder=str(folder), writers=names, keep=2, texts={"state.json": "{}\n"},
+                          about={"iteration": int(folder.name[5:12])})  # fmt: skip
+    return Commit(filled=filled, timeout_s=timeout_s, **more)  # type: ignore[arg-type]
 
 
 def last(writer: BackgroundWriter, what: str) -> Outcome:

@@ -10,7 +10,7 @@ import ranks  # noqa: F401  (imports torch and megatron once: ranks are forked f
 from tests.faults import damages, injection
 from tests.faults.results import Store
 from training.checkpoint import folders
-from training.checkpoint.committing import commit
+from training.checkpoint.committing import FilledFolder, commit
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.writer import FileWriter
 
@@ -69,7 +69,7 @@ def test_the_same_seed_makes_the_same_damage(number: int, tmp_path: Path) -> Non
                 words = random.Random(number_of).randbytes(40_000)
                 file.add(TensorGroup(("w",), "float32", (10_000,)), (0,), (10_000,), [memoryview(words)])
             texts = {"state.json": json.dumps({"iteration": number_of})}
-            commit(folder, ["rank_00000"], texts=texts, copies={}, about={}, keep=9, retain_interval=None)
+            commit(FilledFolder(folder=str(folder), writers=("rank_00000",), texts=texts, about={}, keep=9))
         newest, older = root / "iter_0000002", root / "iter_0000001"
         done = injection.inject(number, newest, older, "seed")
         files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from training.checkpoint import folders
-from training.checkpoint.committing import commit
+from training.checkpoint.committing import FilledFolder, commit
 from training.checkpoint.format.manifest import read_manifest
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.verify import damages, strangers
@@ -21,10 +21,11 @@ def save(root: Path, iteration: int, parent: int | None = None, keep: int = 100,
     folder = folders.begin_unfinished(root, iteration, "1a2b")
     with FileWriter(folder, "rank_00000") as file:
         file.add(TensorGroup(("w",), "uint8", (1000,)), (0,), (1000,), [memoryview(bytes([iteration % 256] * 1000))])
-    path, _ = commit(
-        folder, ["rank_00000"], texts={"state.json": "{}\n"}, copies={}, about={"iteration": iteration}, keep=keep,
-        retain_interval=None, parent=None if parent is None else folders.name_of(parent), loaded=loaded,
+    filled = FilledFolder(
+        folder=str(folder), writers=("rank_00000",), texts={"state.json": "{}\n"}, about={"iteration": iteration},
+        keep=keep, parent=None if parent is None else folders.name_of(parent), loaded=loaded,
     )  # fmt: skip
+    path, _ = commit(filled)
     return path
 
 

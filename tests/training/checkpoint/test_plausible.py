@@ -19,7 +19,8 @@ from rewritten import change_number, change_state
 from runs import configuration, train_or_fail
 from runs import train as train_run
 from tests.faults.damages import Heard
-from training import checkpoint, train
+from training import checkpoint
+from training.parts.model import build_parts
 
 FLAGS = (
     "--train.exit_interval", "4", "--checkpoint.save_interval", "2", "--train.eval_interval", "None",
@@ -104,7 +105,7 @@ def load_each(identity: Identity, run: Path, scratch: Path, world: int) -> None:
         config.layout(world), identity, device="cpu", seed=1, parallel=config.parallel,
         console_fd=console if identity.rank == 0 else None,
     ) as ranks:  # fmt: skip
-        chunks, optimizer = train.build_parts(config, resolve(config.model, 257), ranks)
+        parts = build_parts(config, resolve(config.model, 257), ranks)
         heard = Heard(console)
         for name, (damage, words) in {"none": (lambda _: None, ""), **DAMAGES}.items():
             root = scratch / name
@@ -112,7 +113,7 @@ def load_each(identity: Identity, run: Path, scratch: Path, world: int) -> None:
                 shutil.copytree(run / "checkpoints", root)
                 damage(root / "iter_0000004")
             dist.barrier()
-            restored = checkpoint.restore(root, config.checkpoint, chunks, optimizer, ranks)
+            restored = checkpoint.restore(root, config.checkpoint, parts.chunks, parts.optimizer, ranks)
             assert restored is not None
             assert restored.path.name == ("iter_0000002" if words else "iter_0000004"), name
             if identity.rank == 0:

@@ -127,7 +127,8 @@ def check_stages(identity: Identity, config: RunConfig) -> None:
     shape = resolve(config.model, ByteTokenizer.vocab_size)
     layout = config.layout(identity.world_size)
     with groups.start(layout, identity, device="cpu", seed=1) as ranks:
-        chunks = gpt.build(config.model, shape, config.parallel, config.precision, gpt.Recompute(), ranks, 1)
+        blueprint = gpt.Blueprint(model=config.model, shape=shape, parallel=config.parallel, precision=config.precision)
+        chunks = gpt.build(blueprint, ranks)
         held = sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters())
         assert held == stages(shape, config.parallel)[ranks.at.pp].parameters_per_rank
         torch.distributed.barrier()

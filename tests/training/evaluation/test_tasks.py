@@ -38,6 +38,7 @@ from training.evaluation.harness_tokens import HarnessTokenizer
 from training.evaluation.scoring import Scorer, target_scores
 from training.evaluation.shared_model import SharedModel
 from training.evaluation.tasks import PreparedTasks, TaskRequest, prepare_tasks
+from training.parts.run import PreparedRun
 from training.prepare import prepare, prepare_eval_tasks
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
@@ -323,7 +324,10 @@ def test_a_request_to_stop_breaks_tasks_off(name: str, prepared: Prepared, tmp_p
         heartbeat = AskedAtTheSecondEvaluation(request) if identity.rank == 1 else None
         with output.own_output(tmp_path / "logs", identity, every_rank=False), console.open("ab") as file:
             fd = file.fileno() if identity.rank == 0 else None
-            return train.train(config, prepared, identity, "cpu", tmp_path, fd, None, request, heartbeat, tasks)
+            ready = PreparedRun(
+                config=config, prepared=prepared, device="cpu", run_dir=tmp_path, stop=request, tasks=tasks
+            )
+            return train.train(ready, identity, heartbeat, fd)
 
     code, failure = local_ranks.fork_ranks(2, rank)
     assert failure is None, failure.text

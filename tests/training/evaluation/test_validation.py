@@ -17,10 +17,10 @@ from parallel import groups
 from parallel.errors import UserError
 from parallel.launch import Identity
 from ranks import run_ranks
-from training import train
 from training.config.run_config import RunConfig
 from training.evaluation.validation import Validation
 from training.evaluation.validation_sets import validation_sets
+from training.parts.model import build_parts
 from training.prepare import prepare
 from training.progress import Progress
 
@@ -56,7 +56,7 @@ def measured(identity: Identity, config: RunConfig, prepared: Prepared, found: P
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     layout = config.layout(identity.world_size)
     with groups.start(layout, identity, device="cpu", seed=1, parallel=config.parallel) as ranks:
-        chunks, _ = train.build_parts(config, shape, ranks)
+        chunks = build_parts(config, shape, ranks).chunks
         packing = Packing.from_config(config.data, prepared.tokenizer.eod)
         sets = validation_sets(prepared, config)
         figures, whole = Validation(config.train, chunks, ranks, sets, lambda *_: None, packing)._measure(Progress())

@@ -50,9 +50,8 @@ def test_each_prompt_has_a_line_for_each_sampled_iteration(run: tuple[Path, list
     opened = open_checkpoint(ModelFlags(checkpoint=run[0], layout="tp2sp", device="cpu"))
 
     def work(model: LoadedModel) -> None:
-        assert model.tokenizer is not None
         limits = TextLimits(new_tokens=12, seq_length=64)
-        again = continue_prompts(model.chunks, model.ranks, model.tokenizer, PROMPTS, limits, SAMPLING)
+        again = continue_prompts(model.text_model, PROMPTS, limits, SAMPLING)
         made = {one.prompt: without_problems(one.text) for one in again}
         assert made == texts, "what the checkpoint's model makes of them"
 
@@ -93,7 +92,6 @@ def test_a_request_to_stop_breaks_samples_off_and_every_token_is_a_beat(
     opened = open_checkpoint(ModelFlags(checkpoint=run[0], layout="dp2", device="cpu"))
 
     def work(model: LoadedModel) -> None:
-        assert model.tokenizer is not None
         heartbeat, calls = Heartbeat(), list[str]()
         heartbeat.enter("step", 7)
 
@@ -101,7 +99,7 @@ def test_a_request_to_stop_breaks_samples_off_and_every_token_is_a_beat(
             calls.append(heartbeat.read().phase)
             return model.ranks.rank == 1 and len(calls) == 5
 
-        parts = (model.chunks, model.tokenizer, model.ranks, 64, tmp_path, heartbeat)
+        parts = (model.text_model, 64, tmp_path, heartbeat)
         before = heartbeat.read().beats
         SampleCallback(settings, *parts, asked).sample_at_end(Progress(iteration=7))
         assert calls == ["generation"] * 5, "on both ranks"

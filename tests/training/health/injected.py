@@ -15,10 +15,11 @@ from data.prepared import Prepared
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from parallel.local_ranks import Failure
-from training import loop, train
+from training import loop
 from training.health.names import parameter_names
+from training.parts import companions
 from training.progress import Progress
-from training.step import StepResult
+from training.step import RankParts, StepResult
 
 PLAIN = ("--train.eval_interval", "None", "--checkpoint.save_interval", "2", "--train.micro_batch_size", "1")
 
@@ -49,13 +50,15 @@ class Rank(loop.Callback):
 
 def inject(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Chunks, Any, Ranks], loop.Callback]) -> None:
     """From now on each run has ``fault`` among its callbacks."""
-    build_health = train.build_health
+    build_health = companions.build_health
 
-    def with_fault(config: Any, chunks: Chunks, optimizer: Any, ranks: Ranks, *rest: Any) -> Any:
-        health = build_health(config, chunks, optimizer, ranks, *rest)
-        return dataclasses.replace(health, callbacks=[*health.callbacks, fault(chunks, optimizer, ranks)])
+    def with_fault(parts: RankParts, *rest: Any) -> Any:
+        health = build_health(parts, *rest)
+        return dataclasses.replace(
+            health, callbacks=[*health.callbacks, fault(parts.chunks, parts.optimizer, parts.ranks)]
+        )
 
-    monkeypatch.setattr(train, "build_health", with_fault)
+    monkeypatch.setattr(companions, "build_health", with_fault)
 
 
 def run(prepared: Prepared, run_dir: Path, world_size: int, *flags: str) -> tuple[int, Failure | None]:

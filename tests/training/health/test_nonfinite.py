@@ -18,7 +18,6 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from ranks import run_ranks
 from tests.training.health.injected import Rank, inject, run, tensors, to_nan
-from training import train
 from training.checkpoint import folders
 from training.config.run_config import RunConfig
 from training.forward_backward import LossScale
@@ -26,6 +25,7 @@ from training.health import nonfinite, update_policy
 from training.health.names import gradient_leaves
 from training.health.nonfinite_locate import Evidence, NonfinitePlace, locate
 from training.metrics.jsonl import read_jsonl
+from training.parts.model import build_parts
 from training.progress import Progress
 from training.step import StepRequests, StepResult, clip_and_update, measure
 
@@ -287,7 +287,8 @@ def _check_two_halves(identity: Identity, run_dir: Path, dtype: str, overflow: b
 
 def _updated(config: RunConfig, ranks: Ranks, halves: bool, overflow: bool) -> tuple[float | None, float, list[Tensor]]:
     """Gradient norm, loss scale afterwards, parameters. overflow: on one of two ranks."""
-    chunks, optimizer = train.build_parts(config, resolve(config.model, 257), ranks)
+    parts = build_parts(config, resolve(config.model, 257), ranks)
+    chunks, optimizer = parts.chunks, parts.optimizer
     params = list(chunks[0].parameters())
     for number, param in enumerate(params):
         param.main_grad.fill_(0.1 * (number % 7 + 1))

@@ -39,8 +39,8 @@ def saved(ranks: Any, kind: str, dtype: str, layers: int) -> int:
     from models import gpt
 
     config = model(kind, layers)
-    parts = ParallelConfig(), PrecisionConfig(dtype=dtype), gpt.Recompute()
-    (chunk,) = gpt.build(config, resolve(config, None), *parts, ranks, seed=1)
+    precision = PrecisionConfig(dtype=dtype)
+    (chunk,) = gpt.build(gpt.Blueprint(model=config, shape=resolve(config, None), precision=precision), ranks)
     chunk = chunk.to(torch.float32 if dtype == "fp32" else torch.bfloat16)
     weights = {parameter.untyped_storage().data_ptr() for parameter in chunk.parameters()}
     found: dict[int, torch.Tensor] = {}

@@ -28,7 +28,8 @@ from training.metrics.console import ConsoleSink
 from training.metrics.jsonl import JsonlSink, read_jsonl
 from training.metrics.meters import DepthMeter, ExpertMeter, model_meters
 from training.metrics.values import curves
-from training.parts import open_source
+from training.parts.data import open_source
+from training.parts.model import build_parts
 from training.progress import Progress
 from training.step import StepRequests
 
@@ -126,15 +127,16 @@ class Trial:
     """A model on this rank, with everything that a step needs."""
 
     def __init__(self, config: RunConfig, prepared: Prepared, ranks: groups.Ranks) -> None:
-        self.config, self.ranks = config, ranks
+        self.ranks = ranks
         self.shape = resolve(config.model, prepared.tokenizer.vocab_size)
-        self.chunks, self.optim = train.build_parts(config, self.shape, ranks)
+        self.parts = build_parts(config, self.shape, ranks)
+        self.chunks = self.parts.chunks
         self.stream = BatchStream(
             lambda: open_source(prepared, config, "train"), ranks, batch_schedule(config.train), 1, 0
         )
 
     def step(self) -> None:
-        train.one_step(self.config, self.chunks, self.optim, self.stream, self.ranks, Progress(), StepRequests())
+        train.one_step(self.parts, self.stream, Progress(), StepRequests())
 
     def evaluate(self) -> None:
         with forward_only(self.chunks), torch.no_grad():

@@ -23,7 +23,8 @@ from training.metrics import node
 from training.metrics.parameter_stats import BlockOutputs, Due, ParameterStats
 from training.metrics.recorder import reduced
 from training.metrics.registry import METRICS, find, unknown
-from training.parts import open_source
+from training.parts.data import open_source
+from training.parts.model import build_parts
 from training.progress import Progress
 from training.step import StepRequests
 
@@ -34,7 +35,8 @@ def _measured(identity: Identity, config: Any, prepared: Prepared) -> None:
     """A step with a clip that bites, so that clipped gradients would be other numbers."""
     shape = train.resolve(config.model, prepared.tokenizer.vocab_size)
     with groups.start(config.layout(1), identity, device="cpu", seed=1) as ranks:
-        chunks, optim = train.build_parts(config, shape, ranks)
+        parts = build_parts(config, shape, ranks)
+        chunks, optim = parts.chunks, parts.optimizer
         stats = ParameterStats(
             shape, chunks, optim, ranks, lambda _: Due(total=True, blocks=True), params_norm=True, num_zeros=True
         )
@@ -58,7 +60,7 @@ def _measured(identity: Identity, config: Any, prepared: Prepared) -> None:
         stream = BatchStream(lambda: open_source(prepared, config, "train"), ranks, batch_schedule(config.train), 2, 0)
         for callback in (stats, outputs):
             callback.before_step(Progress())
-        train.one_step(config, chunks, optim, stream, ranks, Progress(), StepRequests(), before_update)
+        train.one_step(parts, stream, Progress(), StepRequests(), before_update=before_update)
         found = stats.report() | outputs.report()
         stream.close()
     for name in ("layer_param_norm", "layer_grad_norm"):

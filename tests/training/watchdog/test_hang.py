@@ -17,6 +17,7 @@ from parallel import launch, local_ranks, output
 from programs import Program
 from training import train
 from training.metrics.jsonl import read_jsonl
+from training.parts.run import PreparedRun
 from training.watchdog import verdict_file
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
@@ -140,7 +141,8 @@ def test_an_evaluation_is_broken_off_where_one_rank_was_asked_to_stop(prepared: 
         heartbeat = AskedWhileEvaluating(request) if identity.rank == 1 else None
         with output.own_output(tmp_path / "logs", identity, every_rank=False), console.open("ab") as file:
             console_fd = file.fileno() if identity.rank == 0 else None
-            return train.train(config, prepared, identity, "cpu", tmp_path, console_fd, None, request, heartbeat)
+            ready = PreparedRun(config=config, prepared=prepared, device="cpu", run_dir=tmp_path, stop=request)
+            return train.train(ready, identity, heartbeat, console_fd)
 
     code, failure = local_ranks.fork_ranks(2, rank)
     assert failure is None, failure.text

@@ -91,24 +91,25 @@ def steps_s() -> dict[tuple[int, int], float]:
     """
     with lean("cpu"):
         from parallel import groups
-        from training import train
+        from training.parts.model import build_parts
 
     with groups.pretend(Layout(), Identity()) as ranks:
         parts = {}
         for layers in LAYERS:
             config = _config(layers, 1)
-            parts[layers] = train.build_parts(config, resolve(config.model, None), ranks)
+            parts[layers] = build_parts(config, resolve(config.model, None), ranks)
         found: dict[tuple[int, int], list[float]] = {at: [] for at in itertools.product(LAYERS, MICROBATCHES)}
         for _ in range(STEPS + 1):
             for (layers, microbatches), times in found.items():
-                times.append(_step_s(*parts[layers], ranks, microbatches))
+                times.append(_step_s(parts[layers], microbatches))
     return {at: statistics.median(times[1:]) for at, times in found.items()}
 
 
-def _step_s(chunks: Any, optimizer: Any, ranks: Any, microbatches: int) -> float:
+def _step_s(parts: Any, microbatches: int) -> float:
     import torch
 
     from data.loader import Batch
+    from training.config.lr_schedule import ScheduledRates
     from training.step import StepRequests, train_step
 
     tokens = torch.randint(256, (1, SEQ_LENGTH))
@@ -116,7 +117,6 @@ def _step_s(chunks: Any, optimizer: Any, ranks: Any, microbatches: int) -> float
         tokens=tokens, labels=tokens, loss_mask=torch.ones(1, SEQ_LENGTH), position_ids=torch.arange(SEQ_LENGTH)[None],
         starts=None,
     )  # fmt: skip
-    settings: dict[str, Any] = {"seq_length": SEQ_LENGTH, "micro_batch_size": 1, "learning_rate": 1e-4}
     start = time.perf_counter()
-    train_step(chunks, optimizer, [batch] * microbatches, ranks, weight_decay=0.1, requests=StepRequests(), **settings)
+    train_step(parts, [batch] * microbatches, ScheduledRates(1e-4, 0.1), StepRequests())
     return time.perf_counter() - start

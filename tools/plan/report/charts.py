@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from tools.plan.search.pricing import HELD, SPENT, PricedLayout
 from tools.shared.chart import Drawing, powers, ticks
-from tools.shared.plot import Mark, Part, rows
+from tools.shared.plot import Bar, Mark, Part, rows
 
 COLOURS = {
     "products": "#33658a", "attention": "#2f9c95", "traffic": "#86bbd8", "recompute": "#7d5ba6", "offload": "#b8a1d1",
@@ -24,14 +24,17 @@ SLOWEST = 3
 def step_times(plans: Sequence[PricedLayout]) -> str:
     """One bar a layout, cut by what takes the time; the whisker is the interval."""
     intervals = [(plan.step_s * plan.interval.low, plan.step_s * plan.interval.high) for plan in plans]
-    bars = [(str(plan.layout), _parts(plan.spent_s, SPENT, "s")) for plan in plans]
+    bars = [
+        Bar(str(plan.layout), _parts(plan.spent_s, SPENT, "s"), whisker=interval)
+        for plan, interval in zip(plans, intervals, strict=True)
+    ]
     names, high = {name: COLOURS[name] for name in SPENT}, max(end for _, end in intervals)
-    return rows("seconds of a step", bars, high=high, unit="s", names=names, whiskers=intervals)
+    return rows("seconds of a step", bars, high=high, unit="s", names=names)
 
 
 def memory(plans: Sequence[PricedLayout]) -> str:
     """One bar a layout, cut by category; lines at the card's size and at 80 % of it."""
-    bars = [(str(plan.layout), _parts(plan.held_bytes, HELD, "GiB", 2**30)) for plan in plans]
+    bars = [Bar(str(plan.layout), _parts(plan.held_bytes, HELD, "GiB", 2**30)) for plan in plans]
     card, names = plans[0].memory_bytes / 2**30, {name: COLOURS[name] for name in HELD}
     lines = [Mark(x=card * share, title=f"{share:.0%} of the card", colour="#c81d25") for share in (0.8, 1.0)]
     return rows("memory of the fullest rank", bars, high=card * 1.02, unit="GiB", names=names, lines=lines)

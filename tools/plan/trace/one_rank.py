@@ -67,8 +67,8 @@ def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, real: 
     from parallel.launch import Identity
     from tools.plan.trace import spots
     from tools.plan.trace.meta import Meta
-    from training import train
     from training.config.recipe import load
+    from training.parts.model import build_parts
 
     config = load(recipe)
     layout = config.layout(world_size)
@@ -76,9 +76,9 @@ def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, real: 
         if not real:
             spots.install()
         with nullcontext() if real else Meta():
-            chunks, optim = train.build_parts(config, resolve(config.model, None), ranks)
-            found = _held(chunks, optim)
-            found |= _step(config, chunks, ranks, microbatches)
+            parts = build_parts(config, resolve(config.model, None), ranks)
+            found = _held(parts.chunks, parts.optimizer)
+            found |= _step(config, parts.chunks, ranks, microbatches)
     return found
 
 

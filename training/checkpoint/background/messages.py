@@ -4,14 +4,14 @@ import contextlib
 import dataclasses
 import json
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from parallel.durable import replace_file
 from parallel.schema import Infinite, Text
 from parallel.untrusted import InputError, parse_json, read_text
+from training.checkpoint.committing import FilledFolder
 from training.checkpoint.format.pieces import TensorGroup
 
 FAILED = ".failed"
@@ -43,20 +43,9 @@ class Write:
 class Commit:
     """When the files of all writers are there, make a checkpoint of them."""
 
-    folder: Text
-    writers: tuple[str, ...]
-    keep: int
-    retain_interval: int | None
-    texts: Mapping[str, Text]
-    """Small files, state.json among them, by name."""
-    copies: Mapping[str, Text]
-    """Files to copy, by name: paths."""
-    about: Mapping[str, Any]
+    filled: FilledFolder
     timeout_s: Annotated[float, Infinite]
     """How long to wait for the slowest writer."""
-    parent: str | None = None
-    loaded: str | None = None
-    """See ``committing.commit``."""
     run_dir: Text | None = None
     attempt: str | None = None
     """Whose run it must still be; None: not checked."""

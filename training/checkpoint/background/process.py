@@ -82,35 +82,25 @@ def _write(message: Write, memory: int) -> None:
 
 def commit(message: Commit) -> Outcome:
     """Wait for all writers' files and commit them. What fails is removed: it makes room for the next attempt."""
-    began, folder = time.monotonic(), Path(message.folder)
+    began, folder = time.monotonic(), Path(message.filled.folder)
     path, size, error, lost = None, 0, None, False
     try:
         _wait_for_writers(message, folder)
-        path, size = committing.commit(
-            folder,
-            message.writers,
-            texts=message.texts,
-            copies=message.copies,
-            about=message.about,
-            keep=message.keep,
-            retain_interval=message.retain_interval,
-            parent=message.parent,
-            loaded=message.loaded,
-            lock=RunLock(Path(message.run_dir), message.attempt) if message.run_dir and message.attempt else None,
-        )
+        lock = RunLock(Path(message.run_dir), message.attempt) if message.run_dir and message.attempt else None
+        path, size = committing.commit(message.filled, lock)
     except (OSError, IncompleteError, DamagedError, LockLost) as problem:
         error, lost = str(problem), isinstance(problem, LockLost)
         shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - began
     committed = None if path is None else str(path)
     return Outcome(
-        what="Commit", folder=message.folder, seconds=seconds, bytes=size, error=error, path=committed, lost=lost
+        what="Commit", folder=str(folder), seconds=seconds, bytes=size, error=error, path=committed, lost=lost
     )
 
 
 def _wait_for_writers(message: Commit, folder: Path) -> None:
     """Raises OSError with what the first failed writer left, or when they take too long."""
-    waiting, pause = list(message.writers), POLL_S
+    waiting, pause = list(message.filled.writers), POLL_S
     deadline = time.monotonic() + message.timeout_s
     while waiting:
         there = {entry.name for entry in folder.iterdir()}

@@ -1,0 +1,54 @@
+"""What saves a run, and what goes into its checkpoints beside the model."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from training.batches import BatchStream
+from training.checkpoint import optimizer_state, stream_position
+from training.checkpoint.account import UpdateCount
+from training.checkpoint.callback import SaveCallback
+from training.checkpoint.folders import checkpoints
+from training.checkpoint.state import JSON, step_of
+from training.config.run_config import batch_schedule
+from training.health.health import Health
+from training.parts.run import TrainingRun
+from training.progress import Progress
+from training.run_dir import run_files
+from training.step import RankParts
+
+
+def build_updates(run: TrainingRun, parts: RankParts, begun: run_files.Begun) -> UpdateCount:
+    """What counts updates beside the optimizer, from what that has restored. Collective."""
+    optim = parts.optimizer
+    done = step_of(optimizer_state.numbers(optim, run.ranks)) if optimizer_state.is_adam(optim) else None
+    return UpdateCount(begun.progress, batch_schedule(run.config.train), done)
+
+
+def build_saves(
+    run: TrainingRun,
+    parts: RankParts,
+    health: Health,
+    stream: BatchStream,
+    begun: run_files.Begun,
+    updates: UpdateCount,
+) -> SaveCallback:
+    """What the loop calls for a checkpoint."""
+    config, prepared, ranks = run.config, run.prepared, run.ranks
+
+    def before_save(progress: Progress) -> Mapping[str, JSON]:
+        own = {} if prepared.streams is None else stream_position.noted(stream, progress, ranks)
+        return {**health.before_save(progress), **own, **updates.entry()}
+
+    return SaveCallback(
+        checkpoints(run.run_dir),
+        dataclasses.replace(
+            run_files.checkpoint_contents(config, prepared, begun.schedule, begun.entries),
+            parent=begun.parent,
+            loaded=begun.loaded,
+        ),
+        parts,
+        lock=run.lock,
+        beat=run.heartbeat.beat,
+        before_save=before_save,
+        note=run.note,
+    )

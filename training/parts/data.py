@@ -1,0 +1,35 @@
+"""The training data of one rank, from where a start begins."""
+
+from data.loader import Packing
+from data.prepared import Prepared, Samples
+from data.source import build_source
+from data.split import SplitName
+from training.batches import BatchStream
+from training.checkpoint import stream_position
+from training.config.run_config import RunConfig, batch_schedule
+from training.parts.run import TrainingRun
+from training.run_dir import run_files
+from training.run_dir.data_changes import data_changes, data_entry
+
+
+def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samples:
+    """Samples of a split, in the order that train.seed gives."""
+    return build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
+
+
+def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
+    """This rank's batches of the train split, from where this start begins."""
+    config, prepared, ranks, progress = run.config, run.prepared, run.ranks, begun.progress
+    micro_batch_size, cursors = config.train.micro_batch_size, dict[int, str]()
+    if prepared.streams is not None:
+        same = not data_changes(begun.entries.get("data"), data_entry(config, prepared))
+        cursors = stream_position.found(begun.entries, same, prepared.streams.count, progress, ranks)
+        stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
+    return BatchStream(
+        lambda: stream_position.resumed(open_source(prepared, config, "train"), cursors),
+        ranks,
+        batch_schedule(config.train),
+        micro_batch_size,
+        progress.consumed_samples,
+        Packing.from_config(config.data, prepared.tokenizer.eod),
+    )
