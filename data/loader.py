@@ -15,10 +15,6 @@ import torch
 from torch import Tensor
 
 from data.config import DataConfig
-from data.order import global_batch_indices, rank_indices
-from data.prepared import Samples
-from data.source import TokenSource, build_source
-from data.streaming.source import StreamedSource
 
 
 class Reads(Protocol):
@@ -110,22 +106,6 @@ class Prefetcher:
     def _read(self, request: np.ndarray, slot: int) -> Tensor:
         tokens = self._source.fetch(request)
         return torch.from_numpy(tokens) if self._ring is None else self._ring.fill(slot, tokens)
-
-
-__all__ = [
-    "Batch",
-    "Packing",
-    "Prefetcher",
-    "Ring",
-    "Samples",
-    "StreamedSource",
-    "TokenSource",
-    "build_source",
-    "global_batch_indices",
-    "needs_batch",
-    "rank_indices",
-    "to_batch",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

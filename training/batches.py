@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.loader import Batch, Packing, Prefetcher, Ring, Samples, needs_batch, rank_indices, to_batch
-from data.prepared import SourceProgress
+from data.loader import Batch, Packing, Prefetcher, Ring, needs_batch, to_batch
+from data.order import rank_indices
+from data.prepared import Samples, SourceProgress
 from parallel.groups import Ranks
 from training.config.batch_schedule import BatchSchedule
 

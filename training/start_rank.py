@@ -16,7 +16,7 @@ from training.watchdog.stop_signal import StopSignal
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Start:
+class RunStart:
     """One start of a run: of what, where, and on which ranks."""
 
     config: RunConfig
@@ -39,7 +39,7 @@ class Start:
         return self.identity or launch.Identity(world_size=self.nproc)
 
 
-def prepared_run(start: Start, heartbeat: Heartbeat | None = None) -> Callable[[Heartbeat, launch.Identity], int]:
+def prepared_run(start: RunStart, heartbeat: Heartbeat | None = None) -> Callable[[Heartbeat, launch.Identity], int]:
     """What a rank runs once tokenizer, data, torch and Megatron are ready, which forked ranks share."""
     config, run_dir, identity = start.config, start.run_dir, start.identity
     if start.on_gpus:

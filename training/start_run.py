@@ -20,7 +20,7 @@ from training.config.run_config import RunConfig
 from training.run_dir import write_check
 from training.run_dir.errors import run_dir_error
 from training.run_lock.lock import ATTEMPT, held_lock
-from training.start_rank import Start, prepared_run
+from training.start_rank import RunStart, prepared_run
 from training.start_record import recorded_start
 from training.watchdog import starts, verdict_file
 from training.watchdog.rank_monitor import RankMonitor, monitored
@@ -96,11 +96,11 @@ def start(config: RunConfig, explicit: frozenset[str] = frozenset()) -> int:
         output.make_run_dir(run_dir)
     with held_lock(run_dir, identity, os.environ, partial(run_dir_error, run_dir)) as lock:
         return train_ranks(
-            Start(config=config, run_dir=run_dir, identity=identity, nproc=nproc, lock=lock, stop=request)
+            RunStart(config=config, run_dir=run_dir, identity=identity, nproc=nproc, lock=lock, stop=request)
         )
 
 
-def train_ranks(start: Start) -> int:
+def train_ranks(start: RunStart) -> int:
     """Prepare the data and train: on this rank, or, when no launcher has started ranks yet, on ``nproc`` local ones.
 
     A rank that another launcher started is watched from here on, through imports and data; local ones once they exist.
@@ -118,7 +118,7 @@ def train_ranks(start: Start) -> int:
     return record.code
 
 
-def watched_ranks(start: Start, start_dir: Path) -> int:
+def watched_ranks(start: RunStart, start_dir: Path) -> int:
     """The exit code of this rank, or of the local ones. start_dir: the watchdogs' folder of this start."""
     config, nproc, me, cuda = start.config, start.nproc, start.rank, start.on_gpus
     watch = partial(monitored, config.fault, start_dir, request=start.stop, environ=os.environ, cuda=cuda)

@@ -16,7 +16,7 @@ from training.config.run_config import RunConfig, learning_schedule
 from training.determinism import set_debugging
 from training.memory.host_room import check_host_room
 from training.memory.out_of_memory import explain_out_of_memory
-from training.parts.announcement import announce
+from training.parts.announcement import announce, say_the_end
 from training.parts.companions import build_companions
 from training.parts.data import build_stream
 from training.parts.model import build_parts, overlap_of_tp, with_recipe
@@ -133,13 +133,3 @@ def one_step(
         metrics.discard_step()
         result = policy.replay(run_step, result, microbatches)
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
-
-
-def say_the_end(run: TrainingRun, progress: Progress, reason: loop.Reason) -> None:
-    """Why training ended, and where everything lies."""
-    ranks, run_dir, log = run.ranks, run.run_dir, run.config.log
-    if reason == "requested":
-        ranks.say(f"stopped on request at iteration {progress.iteration}, saved; the same command continues {run_dir}")
-        return
-    written = ["report.html"] * log.report + ["checkpoints/", "metrics.jsonl"] + ["events/"] * log.tensorboard
-    ranks.say(f"{reason} at iteration {progress.iteration}; in {run_dir}: {', '.join(written)}, logs/, config.toml")

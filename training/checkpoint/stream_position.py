@@ -4,7 +4,8 @@ import math
 import re
 from collections.abc import Mapping
 
-from data.loader import Samples, StreamedSource
+from data.prepared import Samples
+from data.streaming.source import StreamedSource
 from parallel.groups import Ranks
 from training.batches import BatchStream
 from training.checkpoint.agreement import gathered

@@ -1,4 +1,4 @@
-"""What a run says of itself before it begins."""
+"""What a run says of itself, before it begins and at its end."""
 
 import torch
 
@@ -6,11 +6,13 @@ from models.kernels import described
 from models.layers import mixers, packed
 from parallel.config import PrecisionConfig
 from parallel.precision import params_dtype
+from training.loop import Reason
 from training.loss_weights import layout_dependent
 from training.memory.measured import modules_of
 from training.memory.recompute_plan import described_plans, recompute_plans
 from training.parts.model import fusions
 from training.parts.run import TrainingRun
+from training.progress import Progress
 
 
 def announce(run: TrainingRun) -> None:
@@ -57,3 +59,13 @@ def computed_in(precision: PrecisionConfig, device: torch.device, mtp: bool) -> 
     if name == "fp4" and mtp:  # megatron-core 0.19.2 enters fp8's context alone there, multi_token_prediction.py:1181
         text += ", and in bf16 in depths of multi-token prediction"
     return text + (", weights kept in fp8" if precision.fp8_param_gather else "")
+
+
+def say_the_end(run: TrainingRun, progress: Progress, reason: Reason) -> None:
+    """Why training ended, and where everything lies."""
+    ranks, run_dir, log = run.ranks, run.run_dir, run.config.log
+    if reason == "requested":
+        ranks.say(f"stopped on request at iteration {progress.iteration}, saved; the same command continues {run_dir}")
+        return
+    written = ["report.html"] * log.report + ["checkpoints/", "metrics.jsonl"] + ["events/"] * log.tensorboard
+    ranks.say(f"{reason} at iteration {progress.iteration}; in {run_dir}: {', '.join(written)}, logs/, config.toml")

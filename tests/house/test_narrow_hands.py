@@ -1,0 +1,28 @@
+"""Narrow hands: no function takes a bag of arguments, and the table of contents of a run names few modules."""
+
+import ast
+from collections.abc import Iterator
+
+from tests.test_imports import MODULES, ROOT, imported_files
+
+MOST_ARGUMENTS = 8
+MOST_MODULES = 30
+"""Our own, that training/train.py imports: who reads a run looks into these."""
+NOT_OURS = {"models/layers/mtp.py: process_mtp_loss": "stands in for megatron-core's, which calls it by its signature"}
+
+
+def test_hands_are_narrow() -> None:
+    """Of more than eight, some belong together: name the object that they are (gpt.Blueprint, step.RankParts)."""
+    found = [one for path in MODULES for one in functions(path.read_text(), f"{path.relative_to(ROOT)}")]
+    wide = [f"{name}: {count} arguments" for name, count in found if count > MOST_ARGUMENTS and name not in NOT_OURS]
+    assert len(found) > 3000 and not wide, wide
+    used = imported_files()["training.train"]
+    assert len(used) <= MOST_MODULES, f"training/train.py imports {len(used)} of our modules"
+
+
+def functions(text: str, file: str) -> Iterator[tuple[str, int]]:
+    """Each function or method, and how many arguments it takes beside self, the class, and what ``*`` gathers."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            yield f"{file}: {node.name}", sum(one.arg not in ("self", "cls") for one in taken)
