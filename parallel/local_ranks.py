@@ -1,4 +1,4 @@
-"""Start local ranks, end them together, and tell which one failed first.
+"""Start local ranks, end them together, and find the one that failed first.
 
 CPU ranks are forked from a parent that has imported torch and megatron but never computed: eight ranks start in the
 time of one import. GPU ranks are new processes, since a forked child cannot use CUDA safely.
@@ -16,102 +16,21 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from parallel.durable import replace_file
-from parallel.errors import SharedFault, SharedMistake, StoppedOnRequest, UserError, printable
-from parallel.launch import LISTEN_FD, Identity, node_name
+from parallel.errors import StoppedOnRequest
+from parallel.failures import STOPPED, Failure, guard, interrupted
+from parallel.forwarding import Forwarding, forwarding
+from parallel.launch import LISTEN_FD, Identity
 from parallel.processes import die_with_parent
-from parallel.schema import Text
 from parallel.untrusted import read_json
 from parallel.users_code import end_now
 
-# How torch.distributed says that a *peer* has gone; such a failure is an echo, never the cause.
-ECHOES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Read error",
-    "Timed out waiting",
-    "NCCL communicator was aborted",
-    "remote process exited",
-    "Socket Timeout",
-    "Connection refused",
-    "recvValue failed",
-    "failed to recv",
-    "store->get",
-)
 GRACE_S = 3.0
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-STOPPED = 75
-"""Exit code of a run that was asked to stop, has saved, and is to be continued (EX_TEMPFAIL of sysexits.h)."""
-
-
-class SharedCause(NamedTuple):
-    """Where a ``SharedFault`` began, as far as that is known."""
-
-    rank: int | None
-    host: Text | None
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Failure:
-    """Why a rank ended, or, without a rank, why all did: the exit code, and a message or traceback."""
-
-    rank: int | None
-    code: int
-    at: float
-    text: Text
-    echo: bool
-    shared: SharedCause | None = None
-    """Of a ``SharedFault``, which all ranks found alike."""
-    notes: Text = ""
-    """An exception's notes (PEP 678), which ``text`` leaves out: what to do about it, said last."""
-    place: tuple[str, int] | None = None
-    """Phase and iteration in which an exception was raised, where it tells them by an attribute of this name."""
-
-
-def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Failure | None]:
-    """Call ``run`` and turn whatever it raises into an exit code and a ``Failure``."""
-    try:
-        return run(identity), None
-    except UserError as error:
-        ignore_termination()
-        return 2, Failure(rank=identity.rank, code=2, at=time.time(), text=str(error), echo=not shows(error, identity))
-    except SharedFault as fault:
-        return 1, of_all(fault, identity)
-    except KeyboardInterrupt:
-        code, failure = _interrupted(signal.SIGINT)
-        return code, dataclasses.replace(failure, echo=True)
-    except StoppedOnRequest:
-        return STOPPED, None
-    except BaseException as error:
-        notes = "\n".join(getattr(error, "__notes__", ()))
-        text = traceback.format_exc().removesuffix(f"{notes}\n")
-        echo = isinstance(error, RuntimeError) and any(mark in str(error) for mark in ECHOES)
-        place = getattr(error, "place", None)
-        return 1, Failure(rank=identity.rank, code=1, at=time.time(), text=text, echo=echo, notes=notes, place=place)
-
-
-def of_all(fault: SharedFault, identity: Identity) -> Failure:
-    """What every rank makes of ``fault``; rank 0 shows it."""
-    cause, echo = SharedCause(fault.rank, fault.host), identity.rank != 0
-    return Failure(rank=None, code=1, at=time.time(), text=str(fault), echo=echo, shared=cause)
-
-
-def shows(error: Exception, identity: Identity | None) -> bool:
-    """Whether this process is the one to show a user's mistake. Under torchrun and srun each rank decides alone."""
-    return identity is None or identity.rank == 0 or not isinstance(error, SharedMistake)
-
-
-def ignore_termination() -> None:
-    """While leaving with exit code 2: srun ends all ranks as soon as one has left, and its TERM would hide the code."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure | None]:
@@ -126,7 +45,7 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
     left = mmap.mmap(-1, 1 + nproc)  # shared with the ranks: 1 once one has left on request, before training, and for
     # each rank once it has come to its end: one whose process ended before that was ended, whatever its exit code
     try:
-        with _forwarding() as signals:
+        with forwarding() as signals:
             ranks = {}
             for rank in range(nproc):
                 identity = Identity(
@@ -147,7 +66,7 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
             if failure is None or failure.echo:
                 return STOPPED, None
         cleanly = all(end.well for end in ended.values())
-        return _interrupted(signals.ending[0]) if signals.ending and not cleanly else _verdict(ended, notes)
+        return interrupted(signals.ending[0]) if signals.ending and not cleanly else _verdict(ended, notes)
     finally:
         listener.close()
         shutil.rmtree(notes, ignore_errors=True)
@@ -158,7 +77,7 @@ def _fork(
     identity: Identity,
     notes: Path,
     parent: int,
-    signals: "_Forwarding",
+    signals: Forwarding,
     left: mmap.mmap,
 ) -> int:
     sys.stdout.flush()
@@ -183,7 +102,7 @@ def _fork(
 
 
 def _run_forked(
-    run: Callable[[Identity], int], signals: "_Forwarding", of_parent: int, left: mmap.mmap, identity: Identity
+    run: Callable[[Identity], int], signals: Forwarding, of_parent: int, left: mmap.mmap, identity: Identity
 ) -> int:
     try:
         signals.leave(of_parent)  # here ``guard`` sees what a handler raises
@@ -191,75 +110,6 @@ def _run_forked(
     except StoppedOnRequest:
         left[0] = 1
         raise
-
-
-class _Forwarding:
-    """Forwards INT and HUP (as TERM), TERM and USR2 to the ranks, which save and end. A second Ctrl-C kills them.
-
-    Signals that come while ranks are started wait until all are: what a handler raises within os.fork, from the
-    callbacks of libraries, is printed and lost. A signal mask would not do, since any other thread may take the signal.
-    """
-
-    def __init__(self) -> None:
-        self.ending: list[int] = []
-        """Signals to end the run, in the order in which they were handed on."""
-        self.waiting: list[int] = []
-        self.pids: Collection[int] | None = None
-        handled = [
-            number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN
-        ]  # nohup ignores HUP
-        self.before = {number: signal.signal(number, self._take) for number in handled}
-
-    def _take(self, number: int, _frame: object) -> None:
-        self.waiting.append(number)
-        self._send()
-
-    def forward_to(self, pids: Collection[int]) -> None:
-        """From now on, and what waits."""
-        self.pids = pids
-        self._send()
-
-    def _send(self) -> None:
-        while self.pids is not None and self.waiting:
-            number = self.waiting.pop(0)
-            again = number == signal.SIGINT and signal.SIGINT in self.ending
-            if number != signal.SIGUSR2:
-                self.ending.append(number)
-            sent = signal.SIGKILL if again else number if number == signal.SIGUSR2 else signal.SIGTERM
-            for pid in self.pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sent)
-
-    def restore(self) -> None:
-        """The handlers from before."""
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def leave(self, of_parent: int) -> None:
-        """In a forked rank: the handlers from before, which then hear what came since the fork.
-
-        of_parent: how many signals waited before the fork; the parent hands them on itself.
-        """
-        self.before.pop(signal.SIGINT, None)  # a rank ignores it
-        self.restore()
-        for number in self.waiting[of_parent:]:
-            if number != signal.SIGINT:
-                os.kill(os.getpid(), number)
-
-
-@contextlib.contextmanager
-def _forwarding() -> Iterator[_Forwarding]:
-    signals = _Forwarding()
-    try:
-        yield signals
-    finally:
-        signals.restore()
-
-
-def _interrupted(number: int) -> tuple[int, Failure]:
-    """The verdict on a run that a signal ended."""
-    text = f"ended by {signal.Signals(number).name}; started again, the run continues from its newest checkpoint"
-    return 128 + number, Failure(rank=None, code=128 + number, at=time.time(), text=text, echo=False)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -350,7 +200,7 @@ def spawn_ranks(
     somebody else has said already which rank that was, and why.
     """
     processes = []  # kept: subprocess itself reaps a child whose Popen is gone
-    with socket.create_server(("127.0.0.1", 0), backlog=nproc) as listener, _forwarding() as signals:
+    with socket.create_server(("127.0.0.1", 0), backlog=nproc) as listener, forwarding() as signals:
         for rank in range(nproc):
             own = dict(
                 environ,
@@ -383,20 +233,3 @@ def spawn_ranks(
     if ended[first].code != 2 and not reported():  # a user's mistake has been shown, and says all there is to say
         print(f"rank {first} of {nproc} failed first: {_how(ended[first])}", file=sys.stderr, flush=True)
     return ended[first].code if ended[first].code > 0 else 128 - ended[first].code
-
-
-def report(failure: Failure, logs: Path, world_size: int) -> None:
-    """Show the failure that counts, once: a user's mistake as its message, a fault as its traceback and its notes.
-
-    A fault is also written to the rank's own file in ``logs``.
-    """
-    text, notes = printable(failure.text), printable(failure.notes)
-    if failure.code == 2 or failure.rank is None:
-        print(f"pretrain_gpt.py: {text}", file=sys.stderr, flush=True)
-        return
-    own = logs / f"rank-{failure.rank:05d}.failed.log"
-    with contextlib.suppress(OSError):
-        own.write_text(f"{text}{notes}\n" if notes else text)
-    where = f"rank {failure.rank} of {world_size} on {node_name(os.environ)}"
-    last = f"\n{notes}" if notes else ""
-    print(f"{text.rstrip()}\n{where} failed first; logs: {logs}{last}", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ MODULES = sorted([*(path for name in OURS for path in (ROOT / name).rglob("*.py"
 
 NO_TORCH = """
     parallel.errors parallel.config parallel.layout parallel.stages parallel.megatron_fields parallel.launch
-    parallel.local_ranks parallel.output parallel.processes
+    parallel.failures parallel.local_ranks parallel.output parallel.processes
     models.config models.owned_fields models.shape_fields models.shapes models.spans models.families models.frequencies
     models.costs.parameters models.sublayers models.costs.flops
     data.config

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from parallel import launch, local_ranks, output
+from parallel import failures, launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.layout import smallest_world
 from parallel.processes import die_with_parent
@@ -43,9 +43,9 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
     except UserError as error:
         identity = _identity_if_known(environ)
         # Until ranks start, all processes of a node find the same mistakes: its first one shows them.
-        quiet = identity is not None and (identity.local_rank > 0 or not local_ranks.shows(error, identity))
+        quiet = identity is not None and (identity.local_rank > 0 or not failures.shows(error, identity))
         if not quiet:
-            local_ranks.ignore_termination()
+            failures.ignore_termination()
         parse.fail(error, quiet)
 
 
@@ -125,7 +125,7 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
     if start.identity is not None or nproc == 1:
         with watch(me) as watching, no_sudden_end():
             run = prepared_run(start, watching.heartbeat)
-            code, failure = local_ranks.guard(partial(run, watching.heartbeat), me)
+            code, failure = failures.guard(partial(run, watching.heartbeat), me)
             failure = watching.settle(failure)
             watching.heartbeat.code = code
     elif cuda and launch.choose_device(config.device, os.environ) == "cuda":
@@ -146,5 +146,5 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
             failure
         )
     if failure is not None:
-        local_ranks.report(failure, start.run_dir / "logs", me.world_size)
+        failures.report(failure, start.run_dir / "logs", me.world_size)
     return code

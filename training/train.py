@@ -7,8 +7,8 @@ from functools import partial
 from data.prepared import Prepared
 from models.resolve import resolve
 from parallel import groups, metrics
+from parallel.failures import STOPPED
 from parallel.launch import Identity
-from parallel.local_ranks import STOPPED
 from training import loop
 from training.batches import Stream
 from training.config.lr_schedule import Schedule

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel import launch, local_ranks, output
+from parallel import failures, launch, local_ranks, output
 from parallel.errors import StoppedOnRequest, UserError
 from parallel.launch import Identity
 from training.watchdog.process import lives
@@ -154,7 +154,7 @@ def test_a_request_to_stop_that_comes_while_ranks_are_forked_is_not_lost() -> No
     """
 
     def stop(_number: int, _frame: object) -> None:
-        raise StoppedOnRequest(local_ranks.STOPPED)
+        raise StoppedOnRequest(failures.STOPPED)
 
     before = signal.signal(signal.SIGTERM, stop)
     ASKED_WHILE_FORKING.append(os.getpid())
@@ -167,12 +167,12 @@ def test_a_request_to_stop_that_comes_while_ranks_are_forked_is_not_lost() -> No
         signal.signal(signal.SIGTERM, before)
         done.set()
         other.join()
-    assert (code, failure) == (local_ranks.STOPPED, None)
+    assert (code, failure) == (failures.STOPPED, None)
 
 
 def _one_leaves_and_one_hears_nothing(identity: Identity) -> int:
     if identity.rank == 0:
-        raise StoppedOnRequest(local_ranks.STOPPED)  # as a request to stop does before training
+        raise StoppedOnRequest(failures.STOPPED)  # as a request to stop does before training
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # as within a collective
     time.sleep(60)
     return 0
@@ -181,7 +181,7 @@ def _one_leaves_and_one_hears_nothing(identity: Identity) -> int:
 @pytest.mark.usefixtures("impatient")
 def test_a_rank_that_left_on_request_is_not_waited_for() -> None:
     began = time.monotonic()
-    assert local_ranks.fork_ranks(2, _one_leaves_and_one_hears_nothing) == (local_ranks.STOPPED, None)
+    assert local_ranks.fork_ranks(2, _one_leaves_and_one_hears_nothing) == (failures.STOPPED, None)
     assert time.monotonic() - began < 10
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch once)
-from parallel import command, local_ranks, surroundings
+from parallel import command, failures, surroundings
 from parallel.launch import Identity
 from training.lean_imports import lean
 
@@ -112,9 +112,9 @@ def test_no_control_character_of_an_exception_reaches_the_console(
         error.add_note("\x9b1m")
         raise error
 
-    code, failure = local_ranks.guard(lambda _: red(), Identity())
+    code, failure = failures.guard(lambda _: red(), Identity())
     assert code == 1 and failure is not None
-    local_ranks.report(failure, tmp_path, 1)
+    failures.report(failure, tmp_path, 1)
     said = capsys.readouterr().err
     assert said.replace("\n", "").isprintable() and r"\x1b[31mred\x07" in said and r"\x9b1m" in said
     assert (tmp_path / "rank-00000.failed.log").read_text().replace("\n", "").isprintable()

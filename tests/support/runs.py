@@ -6,7 +6,7 @@ from typing import Any
 
 import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
-from parallel import launch, local_ranks, output
+from parallel import failures, launch, local_ranks, output
 from training import train as one_run
 from training.cli import parse
 from training.config.run_config import RunConfig
@@ -45,7 +45,7 @@ def train_or_fail(
     world_size: int,
     lock: RunLock | None = None,
     tasks: PreparedTasks | None = None,
-) -> tuple[int, local_ranks.Failure | None]:
+) -> tuple[int, failures.Failure | None]:
     """Train; the exit code, and the failure that came first."""
     parse.check(config, world_size)
     run_dir = Path(config.run_dir or "")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from parallel.local_ranks import STOPPED
+from parallel.failures import STOPPED
 from tools.plan.__main__ import main as plan
 from tools.supervise.rule import BAD_INPUT
 from training.cli import parse

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parallel.local_ranks import ECHOES
+from parallel.failures import ECHOES
 from tools.clusters import Cluster
 from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged, shares_of_median

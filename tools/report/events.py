@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from parallel.local_ranks import STOPPED
+from parallel.failures import STOPPED
 from tools.report.markup import counted, lasting, moment, table
 from tools.report.run_data import RunData
 from tools.shared.plot import Mark

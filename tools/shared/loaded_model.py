@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from data.tokenizers.base import Tokenizer
 from models.shapes import GPTShape
-from parallel import cuda_environment, launch, local_ranks, output
+from parallel import cuda_environment, failures, launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.launch import Identity
 from tools.shared.opened_checkpoint import OpenedCheckpoint
@@ -105,7 +105,7 @@ def on_ranks(
             import training.train  # noqa: F401  (once, for all ranks that are forked)
         run = partial(_run, opened, work, device, logs, timeout_minutes)
         if identity is not None or opened.world_size == 1:
-            code, failure = local_ranks.guard(run, identity or Identity())
+            code, failure = failures.guard(run, identity or Identity())
         else:
             code, failure = local_ranks.fork_ranks(opened.world_size, run)
     if failure is None:

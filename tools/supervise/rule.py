@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallel.local_ranks import STOPPED
+from parallel.failures import STOPPED
 from parallel.schema import Text
 
 BAD_INPUT = 2

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from parallel.local_ranks import STOPPED
+from parallel.failures import STOPPED
 from training.run_dir.history import Event
 
 Spent = Literal["productive", "checkpoint", "evaluation", "restart", "lost", "idle"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parallel.errors import SharedFault, StoppedOnRequest, UserError
+from parallel.failures import STOPPED, Failure, of_all
 from parallel.launch import Identity, node_name
-from parallel.local_ranks import STOPPED, Failure, of_all
 from parallel.processes import start_of
 from training.config.small_sections import FaultConfig
 from training.watchdog import pace, stacks, verdict_file, watchdog

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from parallel.errors import StoppedOnRequest
-from parallel.local_ranks import STOPPED
+from parallel.failures import STOPPED
 from parallel.users_code import end_now
 
 REPEAT_S = 5.0

@@ -19,7 +19,7 @@ from lm_eval.tasks import TaskManager
 
 import runs
 from data.prepared import Prepared
-from parallel import groups, launch, local_ranks, output
+from parallel import failures, groups, launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout
@@ -331,7 +331,7 @@ def test_a_request_to_stop_breaks_tasks_off(name: str, prepared: Prepared, tmp_p
 
     code, failure = local_ranks.fork_ranks(2, rank)
     assert failure is None, failure.text
-    assert code == local_ranks.STOPPED
+    assert code == failures.STOPPED
     printed = console.read_text()
     assert "asked to stop: tasks after iteration 2 are broken off" in printed
     assert "stopped on request at iteration 3, saved" in printed

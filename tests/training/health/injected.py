@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import runs
 from data.prepared import Prepared
 from parallel.ddp import Chunks, unwrap
+from parallel.failures import Failure
 from parallel.groups import Ranks
-from parallel.local_ranks import Failure
 from training import loop
 from training.health.names import parameter_names
 from training.parts import companions

@@ -11,7 +11,7 @@ import torch
 
 import runs
 from data.prepared import Prepared
-from parallel.local_ranks import report
+from parallel.failures import report
 from training import train
 from training.memory.out_of_memory import is_of_the_host, is_out_of_memory, of_the_host
 

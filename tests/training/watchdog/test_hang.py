@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import runs
 from data.prepared import Prepared
-from parallel import launch, local_ranks, output
+from parallel import failures, launch, local_ranks, output
 from programs import Program
 from training import train
 from training.metrics.jsonl import read_jsonl
@@ -146,7 +146,7 @@ def test_an_evaluation_is_broken_off_where_one_rank_was_asked_to_stop(prepared: 
 
     code, failure = local_ranks.fork_ranks(2, rank)
     assert failure is None, failure.text
-    assert code == local_ranks.STOPPED
+    assert code == failures.STOPPED
     printed = console.read_text()
     assert "asked to stop: the evaluation after iteration 2 is broken off" in printed
     assert "stopped on request at iteration 3, saved" in printed

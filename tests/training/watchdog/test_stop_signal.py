@@ -12,7 +12,7 @@ import pytest
 
 import runs
 from data.prepared import Prepared
-from parallel.local_ranks import STOPPED
+from parallel.failures import STOPPED
 from programs import Program
 from training.checkpoint import folders
 from training.metrics.jsonl import read_jsonl

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from parallel.errors import SharedFault
+from parallel.failures import Failure, guard
 from parallel.launch import Identity
-from parallel.local_ranks import Failure, fork_ranks, guard
+from parallel.local_ranks import fork_ranks
 from training.config.small_sections import FaultConfig
 from training.watchdog import verdict_file
 from training.watchdog.heartbeat import Heartbeat

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from parallel.errors import UserError
+from parallel.failures import guard, report
 from parallel.launch import Identity
-from parallel.local_ranks import guard, report
 from training.config.small_sections import FaultConfig
 from training.watchdog import starts
 from training.watchdog.heartbeat import Heartbeat
