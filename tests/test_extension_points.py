@@ -33,7 +33,8 @@ from ranks import run_ranks
 from training import train
 from training.config.lr_schedule import DECAYS
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import RunConfig, learning_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import learning_schedule
 
 SHORT = ("--train.train_iters", "3", "--train.global_batch_size", "4", "--train.eval_interval", "None")
 

@@ -26,7 +26,7 @@ NO_TORCH = """
     models.config models.owned_fields models.shape_fields models.shapes models.spans models.families models.frequencies
     models.costs.parameters models.sublayers models.costs.flops
     data.config
-    training.config.run_config training.config.batch_schedule training.config.lr_schedule
+    training.config.run_config training.config.batch_schedule training.config.lr_schedule training.config.schedules
     training.config.divisibility training.config.small_sections training.config.recipe
     training.cli.flags training.cli.help training.cli.parse
     training.config.import_path training.custom.check

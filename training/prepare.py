@@ -14,7 +14,8 @@ from parallel.errors import UserError
 from parallel.launch import Identity
 from training.checkpoint.folders import checkpoints, complete, find
 from training.checkpoint.imported import check_tokenizer
-from training.config.run_config import RunConfig, batch_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import batch_schedule
 from training.evaluation import validation_sets
 from training.evaluation.tasks import PreparedTasks, TaskRequest, prepare_tasks
 

@@ -12,7 +12,8 @@ from parallel.launch import Identity
 from training import loop
 from training.batches import Stream
 from training.config.lr_schedule import Schedule
-from training.config.run_config import RunConfig, learning_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import learning_schedule
 from training.determinism import set_debugging
 from training.memory.host_room import check_host_room
 from training.memory.out_of_memory import explain_out_of_memory

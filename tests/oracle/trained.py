@@ -22,7 +22,7 @@ from tests.oracle.case import STEPS, Case
 from tools.parity.probe import gradient_pieces
 from training import train
 from training.batches import BatchStream
-from training.config.run_config import batch_schedule
+from training.config.schedules import batch_schedule
 from training.parts.data import open_source
 from training.parts.model import build_parts
 from training.progress import Progress

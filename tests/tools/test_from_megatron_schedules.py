@@ -21,7 +21,7 @@ import pytest
 from parallel.errors import UserError
 from tests.tools.megatron_scripts import drafted
 from tools.from_megatron.convert import convert, read_back
-from training.config.run_config import batch_schedule, learning_schedule
+from training.config.schedules import batch_schedule, learning_schedule
 
 MODEL = (
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "

@@ -2,7 +2,7 @@
 
 from tests.tools.megatron_scripts import GPT3_175B, SMALLEST, drafted, recipe_of
 from tools.from_megatron.translate import translate
-from training.config.run_config import learning_schedule
+from training.config.schedules import learning_schedule
 
 
 def test_samples_stay_samples_with_a_ramp() -> None:

@@ -25,7 +25,8 @@ from parallel.stages import layers_per_chunk
 from tests.tools.test_reshard_to_megatron import train_and_save
 from tools.reshard.__main__ import main
 from training.config import recipe
-from training.config.run_config import RunConfig, learning_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import learning_schedule
 
 
 def command_line(config: RunConfig, load: Path) -> list[str]:

@@ -20,7 +20,8 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from training import checkpoint, train
 from training.batches import BatchStream
-from training.config.run_config import RunConfig, batch_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import batch_schedule
 from training.forward_backward import run_schedule
 from training.parts.data import open_source
 from training.parts.model import build_parts

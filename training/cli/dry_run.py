@@ -22,7 +22,8 @@ from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
 from training.config.executed_flops import executed_flops_per_token
-from training.config.run_config import RunConfig, batch_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import batch_schedule
 from training.custom.check import check
 from training.memory.planned import planned_modules
 from training.memory.predicted import bytes_per_parameter, of_stages, size

@@ -13,7 +13,8 @@ from models.costs.stage_parameters import checkpoint_bytes
 from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import CheckpointConfig, LogConfig, RunConfig, learning_schedule
+from training.config.run_config import CheckpointConfig, LogConfig, RunConfig
+from training.config.schedules import learning_schedule
 from training.config.train_config import TrainConfig
 from training.memory.planned import Planned, planned_modules
 from training.memory.predicted import Predicted, fullest

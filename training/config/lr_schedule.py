@@ -4,7 +4,8 @@ The curves are those of megatron.core.optimizer_param_scheduler.OptimizerParamSc
 but nothing is stepped: an iteration uses the values at the samples consumed *before* it, as does Megatron,
 whose counter advances by the global batch after each update. (Megatron leaves out iterations skipped for an
 overflow in fp16; consumed samples include them.) The curve itself is fixed when a run starts and lies in its
-checkpoints: another batch or another number of iterations on resume does not bend it.
+checkpoints: another batch or another number of iterations on resume does not bend it. schedules.py makes a schedule
+of a configuration, run_dir/kept_schedule.py chooses between that and the one of a checkpoint.
 """
 
 import math

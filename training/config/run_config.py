@@ -21,13 +21,11 @@ from parallel.megatron_fields import parse
 from parallel.nccl_options import nccl_problems
 from parallel.stages import stage_problems
 from training.config.activation_offload import fine_grained_problems
-from training.config.batch_schedule import BatchSchedule
 from training.config.divisibility import (
     context_problems,
     expert_problems,
     fp8_problems,
     latent_problems,
-    nearest,
     sequence_problems,
     split_problems,
 )
@@ -45,9 +43,9 @@ from training.config.incompatible import (
     scale_problems,
     sharding_problems,
 )
-from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig, state_problems
 from training.config.ranges import range_problems
+from training.config.schedules import batch_problems, learning_schedule
 from training.config.small_sections import (
     EvalConfig,
     FaultConfig,
@@ -379,57 +377,3 @@ def kernel_setting(
         rope_restarts=config.data.restarts_alone,
         deterministic=config.train.deterministic_mode,
     )
-
-
-def batch_schedule(train: TrainConfig) -> BatchSchedule:
-    """The global batch size as a function of consumed samples."""
-    return BatchSchedule(global_batch_size=train.global_batch_size, rampup_batch_size=train.rampup_batch_size)
-
-
-def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> Schedule:
-    """Learning rate and weight decay as functions of consumed samples; iterations and fractions become samples here."""
-    samples = batch_schedule(train).consumed_after
-    decay_iters = optimizer.lr_decay_iters or train.train_iters
-    decay = optimizer.lr_decay_samples or samples(decay_iters)
-    wsd, wsd_iters = optimizer.lr_wsd_decay_samples, optimizer.lr_wsd_decay_iters
-    if wsd is None and wsd_iters is None and optimizer.lr_decay_samples:
-        wsd = decay // 5
-    elif wsd is None:
-        wsd_iters = max(1, decay_iters // 5) if wsd_iters is None else wsd_iters
-        wsd = samples(max(decay_iters, wsd_iters)) - samples(max(0, decay_iters - wsd_iters))
-    warmup: float = optimizer.lr_warmup_samples or samples(optimizer.lr_warmup_iters)
-    if optimizer.lr_warmup_fraction is not None:
-        warmup = optimizer.lr_warmup_fraction * decay
-    start, end, ramp = optimizer.start_weight_decay, optimizer.end_weight_decay, optimizer.weight_decay_incr_samples
-    return Schedule(
-        lr=optimizer.lr,
-        min_lr=optimizer.min_lr,
-        lr_decay_style=optimizer.lr_decay_style,
-        warmup_samples=warmup,
-        decay_samples=decay,
-        wsd_decay_samples=wsd,
-        lr_wsd_decay_style=optimizer.lr_wsd_decay_style,
-        start_weight_decay=optimizer.weight_decay if start is None else start,
-        end_weight_decay=optimizer.weight_decay if end is None else end,
-        weight_decay_incr_style=optimizer.weight_decay_incr_style,
-        weight_decay_samples=samples(train.train_iters) if ramp is None else ramp,
-        lr_warmup_init=optimizer.lr_warmup_init,
-    )
-
-
-def batch_problems(train: TrainConfig, layout: Layout) -> list[str]:
-    """Whether every global batch is a whole number of microbatches, and of an interleaved schedule's rounds."""
-    schedule = batch_schedule(train)
-    found = schedule.problems(train.micro_batch_size, layout.dp)
-    if found or layout.vpp == 1:
-        return found
-    replicas = train.micro_batch_size * layout.dp
-    uneven = [size for size in schedule.sizes() if size % (replicas * layout.pp)]
-    if uneven:
-        found.append(
-            f"train.global_batch_size {uneven[-1]} makes {uneven[-1] // replicas} microbatches, which the "
-            "interleaved schedule (parallel.virtual_pipeline_model_parallel_size) needs to be a multiple of "
-            f"parallel.pipeline_model_parallel_size {layout.pp}. "
-            f"Use {nearest(uneven[-1], replicas * layout.pp)} samples."
-        )
-    return found

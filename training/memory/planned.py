@@ -15,7 +15,8 @@ from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
 from parallel.stages import layers_per_chunk
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import RunConfig, batch_schedule, kernel_setting
+from training.config.run_config import RunConfig, kernel_setting
+from training.config.schedules import batch_schedule
 from training.config.train_config import TrainConfig
 
 LOGIT_BYTES = 2

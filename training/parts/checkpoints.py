@@ -9,7 +9,7 @@ from training.checkpoint.account import UpdateCount
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.state import JSON, step_of
-from training.config.run_config import batch_schedule
+from training.config.schedules import batch_schedule
 from training.health.health import Health
 from training.parts.run import TrainingRun
 from training.progress import Progress

@@ -6,7 +6,8 @@ from data.source import build_source
 from data.split import SplitName
 from training.batches import BatchStream
 from training.checkpoint import stream_position
-from training.config.run_config import RunConfig, batch_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import batch_schedule
 from training.parts.run import TrainingRun
 from training.run_dir import run_files
 from training.run_dir.data_changes import data_changes, data_entry

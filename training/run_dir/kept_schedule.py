@@ -17,7 +17,8 @@ from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import read_state
 from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import CheckpointConfig, RunConfig, learning_schedule
+from training.config.run_config import CheckpointConfig, RunConfig
+from training.config.schedules import learning_schedule
 from training.config.train_config import TrainConfig
 
 RECIPE = "config.toml"

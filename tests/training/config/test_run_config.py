@@ -8,7 +8,8 @@ import pytest
 
 from training.cli.parse import parse_config
 from training.config.recipe import dump, dump_changed, load, sections
-from training.config.run_config import RunConfig, learning_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import learning_schedule
 
 DEBUG = "slurm/recipes/debug.toml"
 

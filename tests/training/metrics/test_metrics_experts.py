@@ -21,7 +21,8 @@ from parallel.regions import boxes_of
 from ranks import run_ranks
 from training import train
 from training.batches import BatchStream
-from training.config.run_config import RunConfig, batch_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import batch_schedule
 from training.evaluation.scoring import forward_only
 from training.forward_backward import run_schedule
 from training.metrics.console import ConsoleSink

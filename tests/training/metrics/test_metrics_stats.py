@@ -18,7 +18,7 @@ from parallel.launch import Identity
 from ranks import run_ranks
 from training import train
 from training.batches import BatchStream
-from training.config.run_config import batch_schedule
+from training.config.schedules import batch_schedule
 from training.metrics import node
 from training.metrics.parameter_stats import BlockOutputs, Due, ParameterStats
 from training.metrics.recorder import reduced

@@ -13,7 +13,8 @@ from rewritten import change_state, change_text, copy_of
 from runs import configuration, train
 from training.cli import dry_run, parse
 from training.config.lr_schedule import Schedule
-from training.config.run_config import CheckpointConfig, learning_schedule
+from training.config.run_config import CheckpointConfig
+from training.config.schedules import learning_schedule
 
 RAMPS = (
     "--optimizer.lr_warmup_iters", "2", "--optimizer.weight_decay_incr_style", "linear",

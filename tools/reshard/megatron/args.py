@@ -18,7 +18,8 @@ from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import entry_of, schedule_problems
 from training.checkpoint.state import JSON, State
 from training.config.lr_schedule import Schedule
-from training.config.run_config import RunConfig, learning_schedule
+from training.config.run_config import RunConfig
+from training.config.schedules import learning_schedule
 from training.progress import Progress
 
 ARGS, SCHEDULER = "megatron_args", "megatron_opt_param_scheduler"
