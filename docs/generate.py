@@ -212,12 +212,6 @@ def monitoring() -> Iterator[str]:
     )
 
 
-def axes() -> Iterator[str]:
-    """The README's table of parallelism, for who reads the site."""
-    text = (DOCS.parent / "README.md").read_text()
-    yield text[text.index("| axis |") :].partition("\n\n")[0]
-
-
 def recipes() -> Iterator[str]:
     """What the heads of the planned recipes say."""
     yield from head("Recipe", "GPUs", "Layout", "Step (4 of 5 runs)", "Fullest rank")
@@ -234,7 +228,6 @@ def recipes() -> Iterator[str]:
 
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
-    "axes": axes,
     "configuration": configuration,
     "deepspeed-keys": lambda: other_trainers_table("DeepSpeed", other_trainers.DEEPSPEED),
     "torchtitan-keys": lambda: other_trainers_table("torchtitan", other_trainers.TORCHTITAN),

@@ -13,7 +13,7 @@ from training.config.recipe import load
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "slurm/recipes"
 PLANNED = sorted(path.stem for path in FOLDER.glob("*.toml") if "Planned, not run." in path.read_text())
-SHORT = {"llama3_8b", "qwen3_8b", "nemotron_h_8b"}
+SHORT = {"llama32_1b_8gpus", "llama3_8b", "qwen3_8b", "nemotron_h_8b"}
 
 
 def head(name: str) -> tuple[int, str]:
@@ -25,9 +25,9 @@ def head(name: str) -> tuple[int, str]:
 
 def test_there_is_one_for_each_usual_model() -> None:
     assert {
-        "llama3_8b", "llama3_8b_8gpus", "llama3_70b", "llama3_70b_512gpus", "llama31_405b", "qwen3_8b", "qwen3_30b_a3b",
-        "mixtral_8x7b", "deepseek_v3", "deepseek_v3_gb200", "gpt_oss_120b", "gemma3_27b", "gpt3_175b", "olmo2_32b",
-        "nemotron_h_8b",
+        "llama32_1b_8gpus", "llama3_8b", "llama3_70b", "llama3_70b_512gpus", "llama31_405b", "qwen3_8b",
+        "qwen3_30b_a3b", "mixtral_8x7b", "deepseek_v3", "deepseek_v3_gb200", "gpt_oss_120b", "gemma3_27b", "gpt3_175b",
+        "olmo2_32b", "nemotron_h_8b",
     } == {*PLANNED}  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def test_there_is_one_for_each_usual_model() -> None:
 def test_a_run_would_accept_it(name: str) -> None:
     num_gpus, _ = head(name)
     text = (FOLDER / f"{name}.toml").read_text()
-    assert re.search(r"\n\[data\]\n# paths = .*\n# tokenizer = .*\n", text)
+    assert re.search(r"\n\[data\]\n(# paths = .*\n# tokenizer = .*|paths = .*\n(.*\n){2}tokenizer = .*)\n", text)
     config = dataclasses.replace(load(FOLDER / f"{name}.toml"), world_size=num_gpus, dry_run=True)
     assert f"# plan for {num_gpus:,} ranks: " in describe(config)
 

@@ -27,16 +27,21 @@ class Program:
     """One that runs, in a session of its own, with the part of subprocess.Popen's face that tests of it look at."""
 
     def __init__(
-        self, arguments: Sequence[str], output: Path, environ: Mapping[str, str] | None = None, module: str = ""
+        self,
+        arguments: Sequence[str],
+        output: Path,
+        environ: Mapping[str, str] | None = None,
+        module: str = "",
+        folder: Path = runs.ROOT,
     ) -> None:
-        """``pretrain_gpt.py ARGUMENTS``, or ``-m module ARGUMENTS``; its output goes to ``output``.out and .err."""
+        """``pretrain_gpt.py ARGUMENTS``, or ``-m module ARGUMENTS``, in ``folder``; output: ``output``.out and .err."""
         self.returncode: int | None = None
         self._files = output.with_suffix(".out"), output.with_suffix(".err")
         self.pid = os.fork()
         if self.pid == 0:
             code: object = 70
             try:
-                code = self._run(arguments, environ or {}, module)
+                code = self._run(arguments, environ or {}, module, folder)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -45,7 +50,7 @@ class Program:
                     sys.stderr.flush()
                 os._exit(code if isinstance(code, int) else bool(code))
 
-    def _run(self, arguments: Sequence[str], environ: Mapping[str, str], module: str) -> object:
+    def _run(self, arguments: Sequence[str], environ: Mapping[str, str], module: str, folder: Path) -> object:
         """What it exits with; pretrain_gpt.py does that by os._exit, and does not come back."""
         os.setsid()
         faulthandler.disable()  # pytest's
@@ -56,14 +61,14 @@ class Program:
         for target, path in zip((1, 2), self._files, strict=True):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), target)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        os.chdir(runs.ROOT)
+        os.chdir(folder)
         os.environ.update(environ)
         sys.argv = [module or "pretrain_gpt.py", *arguments]
         try:
             if module:
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path("pretrain_gpt.py", run_name="__main__")
+                runpy.run_path(str(runs.ROOT / "pretrain_gpt.py"), run_name="__main__")
         except SystemExit as end:
             return end.code
         return 0

@@ -97,8 +97,8 @@ def test_from_a_folder_of_transformers_to_its_generate(said: dict[str, Any], tmp
     imported, texts = Path(said["root"]) / "qwen3_tied.imported", tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"text": "some words of a text " * 20}) for _ in range(20)))
     recipe = (imported / "config.toml").read_text()
-    assert "python pretrain_gpt.py CHECKPOINT/config.toml --checkpoint.load CHECKPOINT --data.paths YOUR_DATA" in recipe
-    command = [f"{imported}/config.toml", "--checkpoint.load", str(imported), "--data.paths", str(texts)]
+    assert "python pretrain_gpt.py CHECKPOINT/config.toml --data.paths YOUR_DATA --run_dir runs/YOUR_NAME" in recipe
+    command = [f"{imported}/config.toml", "--data.paths", str(texts)]
     short = ["--run_dir", str(tmp_path / "run"), "--train.train_iters", "3", "--train.global_batch_size", "2"]
     here = ["--device", "cpu", "--nproc", "1", "--data.cache_dir", str(tmp_path / "cache")]
     program = Program([*command, *short, *here], tmp_path / "out")

@@ -183,7 +183,7 @@ def config_toml(shape: GPTShape, dtype: str, source: str, tokenizer: Choice) -> 
     }
     lines = [
         f"# Imported from {source}. Train on from it:",
-        "#   python pretrain_gpt.py CHECKPOINT/config.toml --checkpoint.load CHECKPOINT --data.paths YOUR_DATA",
+        "#   python pretrain_gpt.py CHECKPOINT/config.toml --data.paths YOUR_DATA --run_dir runs/YOUR_NAME",
         "# Every number of the model is its own; none comes from a named shape.",
     ]
     if tokenizer.name == STAND_IN:

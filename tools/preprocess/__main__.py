@@ -52,7 +52,7 @@ class Preprocess:
     """Prefix of the shards PREFIX-00000-of-00012.bin, .idx and .json."""
     tokenizer: str
     """SentencePiece or Llama .model, tokenizer.json, vocab.json beside its merges.txt (or both, with a comma between),
-    .tiktoken, a folder with one of these, or "byte"."""
+    .tiktoken, a folder with one of these, or "byte". `python -m tools.preprocess train` makes a .model of your text."""
     eod_token: str | None = None
     """End-of-document token, if tokenizer.json does not name one."""
     workers: int = 0

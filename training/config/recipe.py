@@ -121,10 +121,13 @@ def _nearest_recipe(recipe: Path) -> str:
 
 
 def _beside(config: RunConfig, recipe: Path) -> RunConfig:
-    """A tokenizer named by a bare file name is looked for beside the recipe: a checkpoint carries its own."""
+    """A checkpoint carries its tokenizer, named by a bare file name; an imported model's recipe lies in its weights."""
     beside = recipe.parent / config.data.tokenizer
     if config.data.tokenizer.endswith((".model", ".json", ".tiktoken")) and beside.is_file():
-        return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(beside)))
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(beside)))
+    kept = config.checkpoint
+    if kept.finetune and kept.load is None and (recipe.parent / "manifest.json").is_file():
+        config = dataclasses.replace(config, checkpoint=dataclasses.replace(kept, load=str(recipe.parent)))
     return config
 
 
