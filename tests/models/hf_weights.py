@@ -24,7 +24,8 @@ def hf_config(shape: GPTShape) -> Any:
     import transformers
 
     values = write_config(shape)[1]
-    return transformers.AutoConfig.for_model(**values | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")))
+    no_padding = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    return transformers.AutoConfig.for_model(**values | no_padding)
 
 
 def hf_model(shape: GPTShape) -> Any:

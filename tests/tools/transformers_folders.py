@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from models.families import ARCHITECTURES
+
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
@@ -20,10 +22,7 @@ _LATENT = {
 }  # fmt: skip
 _WINDOWS = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}
 
-MODELS: dict[str, dict[str, Any]] = {
-    **{name: {} for name in (
-        "llama", "mistral", "qwen2", "smollm3", "starcoder2", "granite", "phi3", "gpt_neox", "olmo2", "olmo3",
-        "nemotron", "apertus")},
+_LISTED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("ministral", "ministral3", "qwen3", "seed_oss", "gemma", "gemma2", "gemma3_text", "ernie4_5", "glm", "glm4"),
         _HEAD),
@@ -43,14 +42,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v3": _LATENT | _ROUTED | {"n_group": 1, "topk_group": 1},
     "glm4_moe": _HEAD | _ROUTED,
     "ernie4_5_moe": _HEAD | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24},
-    "gpt2": {},
     "mamba2": {"num_heads": 16, "head_dim": 8, "n_groups": 2, "state_size": 16, "chunk_size": 16},
     "nemotron_h": _HEAD | {
         "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "mamba_num_heads": 16, "mamba_head_dim": 8,
         "n_groups": 2, "ssm_state_size": 16, "chunk_size": 16,
     },
 }  # fmt: skip
-"""The model_type, before a blank, and what is not as in SMALL."""
+MODELS = {name: {} for name in sorted(ARCHITECTURES.keys() - _LISTED.keys() - {"kimi_k2"})} | _LISTED
+"""The model_type, before a blank, and what is not as in SMALL. transformers has no class of Kimi K2's."""
 
 
 def save_model(folder: Path, name: str, **more: Any) -> None:

@@ -130,7 +130,7 @@ def cut_config(config: dict[str, Any], cut: Cut) -> dict[str, Any]:
     architecture has no writing of it.
     """
     model_type, written = write_config(cut.shape)
-    no_ids = dict.fromkeys(TOKEN_IDS)
+    no_ids = dict.fromkeys(TOKEN_IDS, 0) | {"pad_token_id": None}  # not every class takes None for each
     for candidate in _own_configs(config, cut, written):
         if _means(candidate | no_ids, model_type, cut.shape):
             return candidate | no_ids

@@ -116,7 +116,7 @@ def test_a_shape_that_no_model_type_has_is_refused_by_the_nearest() -> None:
         ("arcee", "The nearest that is: nemotron"),
         ("jamba", "it has layers of Mamba-1"),
         ("falcon", "attention and MLP of a block read one norm together"),
-        ("zamba9000", "not supported. Supported: apertus, deepseek_v2"),
+        ("zamba9000", "not supported. Supported: apertus, "),
         (None, "model_type None is not supported. Supported: apertus"),
     ],
 )
