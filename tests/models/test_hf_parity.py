@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama attention biases": ("llama2_tiny", {"add_qkv_bias": True, "attention_out_bias": True}),
     "llama MLP biases": ("llama2_tiny", {"mlp_bias": True}),
     "cwm": ("cwm_tiny", {}),
+    "helium": ("helium_tiny", {}),
     "mixtral": ("mixtral_tiny", {}),
     "ministral": ("ministral_tiny", {}),
     "ministral windows in some": ("ministral_tiny", {"window_attn_skip_freq": "[1,0,0,1]"}),
