@@ -24,7 +24,8 @@ _WINDOWS = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers
 
 _LISTED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
-        ("ministral", "ministral3", "qwen3", "seed_oss", "gemma", "gemma2", "gemma3_text", "ernie4_5", "glm", "glm4", "helium"),
+        ("ministral", "ministral3", "qwen3", "seed_oss", "gemma", "gemma2", "gemma3_text", "ernie4_5", "glm", "glm4",
+         "helium"),
         _HEAD),
     "qwen2 windows": _WINDOWS,
     "qwen3 tied": _HEAD | {"tie_word_embeddings": True},
