@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import math
+import re
 import sys
 import textwrap
 import typing
@@ -15,6 +16,7 @@ from typing import Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from parallel.errors import UserError
 from parallel.switches import as_tyro_has_them, switches
 
 
@@ -88,3 +90,25 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return tyro.MISSING if field.default is dataclasses.MISSING else field.default
+
+
+UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def size_in_bytes(text: str) -> int:
+    """``"5GB"``, ``"500 MiB"``, ``"1000"``. Raises UserError for anything else."""
+    match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", text.strip(), re.IGNORECASE)
+    try:
+        assert match is not None
+        size = int(float(match[1]) * UNITS[match[2].upper()])
+        assert size > 0
+    except (AssertionError, ValueError, KeyError):
+        raise UserError(f'"{text}" is no size. Use a number and KB, MB, GB, KiB, MiB or GiB, such as 5GB.') from None
+    return size
+
+
+def at_least_one(workers: int) -> int:
+    """Raises UserError for none."""
+    if workers < 1:
+        raise UserError(f"--workers {workers}: expected 1 or more.")
+    return workers

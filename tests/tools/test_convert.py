@@ -17,7 +17,7 @@ from parallel.layout import layout_of
 from ranks import run_ranks
 from tests.models.hf_weights import hf_config, hf_model, randomise
 from tools.convert.__main__ import main
-from tools.convert.source import HfFolder
+from tools.shared.hf_folder.source import HfFolder
 from training.checkpoint.folders import find
 from training.checkpoint.format.verify import damages
 from training.config.recipe import load

@@ -16,13 +16,13 @@ from models.hf import tables
 from models.hf.row_layouts import stacked
 from models.hf.shapes import read_shape
 from tests.tools.hf_folders import write_folder
-from tools.convert import resumable
 from tools.convert.__main__ import main
-from tools.convert.checking import architecture, check
+from tools.convert.checking import check
 from tools.convert.cut import cut_of, write_cut
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
-from tools.convert.source import HfFolder
+from tools.shared import resumable
+from tools.shared.hf_folder.source import HfFolder, architecture
 
 SWAPPED = {
     **base.ATTENTION,

@@ -23,9 +23,9 @@ from data.tokenizers.sentencepiece_training import builtin_model
 from models.families import TINY
 from parallel.errors import UserError
 from tests.tools.hf_folders import write_folder
-from tools.convert import resumable
 from tools.convert.__main__ import main
-from tools.convert.source import HfFolder
+from tools.shared import resumable
+from tools.shared.hf_folder.source import HfFolder
 from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.reader import FileReader

@@ -19,8 +19,9 @@ from runs import configuration, train
 from tests.data.test_tokenizer_files import write_llama3
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
-from tools.convert.generation import more_files, own_ends, with_ends
-from tools.convert.source import HfFolder
+from tools.convert.generation import more_files, with_ends
+from tools.shared.carried_tokenizer import own_ends
+from tools.shared.hf_folder.source import HfFolder
 from training import prepare
 from training.checkpoint.folders import checkpoints, latest
 from training.checkpoint.state import read_state

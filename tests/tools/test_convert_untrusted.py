@@ -15,7 +15,7 @@ from parallel.errors import UserError
 from tests.tools.hf_folders import write_folder
 from tests.tools.test_convert_training import EOS, SHAPE, SIDE, write_tokenizer
 from tools.convert.__main__ import main
-from tools.convert.headers import read_header, read_places
+from tools.shared.hf_folder.headers import read_header, read_places
 from training.config.recipe import load
 
 F32 = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}

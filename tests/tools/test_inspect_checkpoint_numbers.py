@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel.layout import Layout
-from tools.convert import resumable
-from tools.convert.dtypes import from_numbers
 from tools.inspect_checkpoint import average
 from tools.inspect_checkpoint.__main__ import main
 from tools.inspect_checkpoint.contents import parameters
 from tools.inspect_checkpoint.numbers import Statistics, rectangles, values
 from tools.inspect_checkpoint.tree import groups, ranges
+from tools.shared import resumable
+from tools.shared.dtypes import from_numbers
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.pieces import TensorGroup

@@ -15,8 +15,8 @@ import pytest
 
 from checkpoint_parts import Parts, configuration, on_ranks, sizes
 from ranks import run_ranks  # noqa: F401  (torch and megatron, before anything forks)
-from tools.convert.dtypes import cast
 from tools.reshard.__main__ import main
+from tools.shared.dtypes import cast
 from training.checkpoint.folders import STATE
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.verify import damages

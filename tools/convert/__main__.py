@@ -8,7 +8,6 @@ tensor that no table covers is refused by name. An import first compares logits 
 transformers, if it is installed. Exit code 2: bad input, or a comparison differs; then no target is written.
 """
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +19,16 @@ import tyro
 
 from parallel import command
 from parallel.errors import UserError
-from parallel.flags import parse_flags
+from parallel.flags import at_least_one, parse_flags, size_in_bytes
 from tools.convert import exporting, logits
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
-from tools.convert.source import HfFolder
 from tools.convert.verify import verify
 from tools.shared.held_checkpoint import deleted_is_said, find
+from tools.shared.hf_folder.source import HfFolder
 from training.checkpoint.format.manifest import DamagedError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
-UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 @dataclass(kw_only=True)
@@ -142,25 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("tools.convert: interrupted; the same command continues it, or starts over", file=sys.stderr)
         return 130
     return 0
-
-
-def size_in_bytes(text: str) -> int:
-    """``"5GB"``, ``"500 MiB"``, ``"1000"``. Raises UserError for anything else."""
-    match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", text.strip(), re.IGNORECASE)
-    try:
-        assert match is not None
-        size = int(float(match[1]) * UNITS[match[2].upper()])
-        assert size > 0
-    except (AssertionError, ValueError, KeyError):
-        raise UserError(f'"{text}" is no size. Use a number and KB, MB, GB, KiB, MiB or GiB, such as 5GB.') from None
-    return size
-
-
-def at_least_one(workers: int) -> int:
-    """Raises UserError for none."""
-    if workers < 1:
-        raise UserError(f"--workers {workers}: expected 1 or more.")
-    return workers
 
 
 def _show(notes: Sequence[str], written: Path) -> None:

@@ -1,6 +1,5 @@
 """Before anything is written: each of their tensors is used, and each of our rows filled, once."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 
@@ -8,36 +7,17 @@ import numpy as np
 
 from models.hf.row_layouts import Strip
 from models.hf.shapes import read_shape, unread
-from models.hf.tables import Entry, constants, copies, entries, full_name, is_computed, mtp_blocks
+from models.hf.tables import Entry, constants, copies, entries, is_computed
 from models.shapes import GPTShape
 from parallel.errors import UserError, printable
-from tools.convert.dtypes import FLOATS, FP8_BLOCK, to_numbers
-from tools.convert.headers import DTYPES, THEIR_DTYPES
-from tools.convert.row_blocks import BLOCK_BYTES
-from tools.convert.source import SCALE, HfFolder
+from tools.shared.dtypes import FLOATS, FP8_BLOCK, to_numbers
+from tools.shared.hf_folder.headers import DTYPES, THEIR_DTYPES
+from tools.shared.hf_folder.row_blocks import BLOCK_BYTES
+from tools.shared.hf_folder.source import SCALE, HfFolder, names_in
 from training.checkpoint.format.coverage import covered_once
 
 MOST_WRONG = 1000
 """Runs of rows for which a folder lacks the right tensor, from which on no more are looked for."""
-
-
-def architecture(source: HfFolder) -> tuple[str, GPTShape]:
-    """The model_type and shape of a folder; without multi-token prediction where its files have none of it."""
-    model_type, shape = read_shape(source.config)
-    prefixes = mtp_blocks(model_type, shape)
-    if prefixes and not any(name.startswith(prefixes) for name in source.places):
-        shape = dataclasses.replace(shape, mtp_num_layers=0)
-    return model_type, shape
-
-
-def names_in(source: HfFolder, model_type: str) -> dict[str, str]:
-    """The tables' names -> the names in the files, which may lack a prefix. Raises UserError for one tensor under two
-    names."""
-    found: dict[str, str] = {}
-    for name in source.places:
-        if (other := found.setdefault(full_name(model_type, name), name)) != name:
-            raise UserError(f"{source.folder}: {other} and {name} are the same tensor. Remove one of the two.")
-    return found
 
 
 def check(source: HfFolder, model_type: str, shape: GPTShape) -> list[str]:

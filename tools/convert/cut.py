@@ -21,12 +21,10 @@ from models.hf.shapes import differing_fields, read_shape, write_config
 from models.hf.tables import Entry, constants, entries
 from models.shapes import GPTShape
 from parallel.errors import UserError
-from parallel.untrusted import read_text
-from tools.convert.checking import names_in
-from tools.convert.dtypes import from_numbers
-from tools.convert.headers import SINGLE, encode_header
-from tools.convert.row_blocks import BLOCK_BYTES
-from tools.convert.source import HfFolder
+from tools.shared.dtypes import from_numbers
+from tools.shared.hf_folder.headers import SINGLE, encode_header
+from tools.shared.hf_folder.row_blocks import BLOCK_BYTES
+from tools.shared.hf_folder.source import HfFolder, names_in
 from training.checkpoint.format.pieces import ITEM_BYTES
 
 IDS = 1024
@@ -200,11 +198,3 @@ def _words(source: HfFolder, name: str, rows: range, dtype: str) -> memoryview:
 
 def _bytes_of(words: np.ndarray) -> memoryview:
     return memoryview(np.ascontiguousarray(words).reshape(-1).view(np.uint8))
-
-
-def available_bytes() -> int:
-    """Memory of this machine that programs can have."""
-    for line in read_text(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 1 << 62  # a kernel that does not say

@@ -23,12 +23,13 @@ from parallel.durable import replace_file
 from parallel.errors import UserError
 from parallel.schema import shown
 from parallel.untrusted import JSON_BYTES, read_bytes, read_text
-from tools.convert import resumable
-from tools.convert.checked import CheckedReader, check_files
-from tools.convert.dtypes import cast, from_numbers
-from tools.convert.generation import more_files, own_ends, with_ends
-from tools.convert.headers import INDEX, SINGLE, encode_header
-from tools.convert.row_blocks import BLOCK_BYTES
+from tools.convert.generation import more_files, with_ends
+from tools.shared import resumable
+from tools.shared.carried_tokenizer import own_ends
+from tools.shared.checked_checkpoint import CheckedReader, check_files, check_is_checkpoint, read_config
+from tools.shared.dtypes import TORCH_DTYPES, cast, from_numbers
+from tools.shared.hf_folder.headers import INDEX, SINGLE, encode_header
+from tools.shared.hf_folder.row_blocks import BLOCK_BYTES
 from tools.shared.written import check_new
 from training.checkpoint.format import tables
 from training.checkpoint.format.manifest import MANIFEST
@@ -36,7 +37,6 @@ from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS, asked_ahead
 from training.checkpoint.format.writer import WriteBack
 from training.checkpoint.state import read_state
-from training.config.recipe import load
 from training.config.run_config import RunConfig
 
 MASTER = "optimizer.state.param."
@@ -44,8 +44,6 @@ MASTER = "optimizer.state.param."
 
 OTHER = ("optimizer.", "rng.", "fp8.")
 """What keys of tensors that are no weights begin with."""
-
-TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -218,18 +216,6 @@ def export_folder(
     if not tokenizer:
         notes.append("the checkpoint carries no tokenizer that transformers reads; --like HF_FOLDER takes one along.")
     return notes
-
-
-def read_config(folder: Path) -> RunConfig:
-    """A checkpoint's ``config.toml``. Raises UserError where the folder is no checkpoint."""
-    check_is_checkpoint(folder)
-    return load(folder / "config.toml")
-
-
-def check_is_checkpoint(folder: Path) -> None:
-    """Raises UserError where the folder is none, by the names in it."""
-    if not (folder / MANIFEST).is_file() or not (folder / "config.toml").is_file():
-        raise UserError(f"{folder}: expected a checkpoint, with {MANIFEST} and config.toml. Give the path of one.")
 
 
 def default_dtype(folder: Path) -> str:

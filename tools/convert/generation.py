@@ -2,57 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from data.tokenizers import base
 from data.tokenizers.base import SentencePieceTokenizer, TiktokenTokenizer, Tokenizer
-from data.tokenizers.tokenizer_json import JsonTokenizer
-from parallel.errors import UserError
 from parallel.untrusted import read_foreign
-from tools.convert.tokenizer import eos_ids, read_beside
-from training.checkpoint.imported import IMPORTED, STAND_INS
-from training.config.run_config import RunConfig
+from tools.shared.carried_tokenizer import TOKENIZER, Ends, eos_ids, is_llama3
 
-GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
-
-
-@dataclass(slots=True, frozen=True)
-class Ends:
-    """The ids that begin and end a text, where they are known, and what they look like."""
-
-    eos: int
-    bos: int | None
-    texts: Mapping[str, str]
-    """``eos_token``, ``bos_token``."""
-    tokenizer: Tokenizer
-
-
-def own_ends(checkpoint: Path, config: RunConfig, entries: Mapping[str, Any]) -> tuple[Ends | None, list[str]]:
-    """Those of the tokenizer that a checkpoint's run trained with, and notes. None where it is only a stand-in for a
-    model's own, lies in a cache, or does not open."""
-    if config.data.tokenizer == "builtin" or (config.data.tokenizer in STAND_INS and IMPORTED in entries):
-        return None, []
-    try:
-        found = base.load(config.data, checkpoint, lambda _: None)
-    except UserError as error:
-        return None, [f"which id ends a text is not known from the tokenizer: {error}"]
-    bos, texts = None, {}
-    if isinstance(found, JsonTokenizer) and found.path is not None:
-        texts = {"eos_token": found.eod_text}
-        begin = read_beside(found.path, TOKENIZER).get("bos_token")
-        begin = begin.get("content") if isinstance(begin, dict) else begin
-        bos = found.with_specials.token_to_id(begin) if isinstance(begin, str) else None
-    elif isinstance(found, SentencePieceTokenizer):
-        pieces = found.processor
-        bos = pieces.bos_id() if pieces.bos_id() >= 0 else None
-        ids = {"eos_token": found.eod, "bos_token": bos, "unk_token": pieces.unk_id()}
-        texts = {name: pieces.id_to_piece(index) for name, index in ids.items() if index is not None and index >= 0}
-    elif is_llama3(found):
-        bos = found.special_tokens["<|begin_of_text|>"]
-        texts = {"eos_token": "<|end_of_text|>", "bos_token": "<|begin_of_text|>"}
-    return Ends(found.eod, bos, texts, found), []
+GENERATION = "generation_config.json"
 
 
 def with_ends(config: dict[str, Any], carried: Mapping[str, Path], ends: Ends | None) -> dict[str, Any]:
@@ -97,12 +54,6 @@ def more_files(config: Mapping[str, Any], carried: Mapping[str, Path], ends: End
             plain = {"add_bos_token": False, "add_eos_token": False, "add_prefix_space": _adds_space(ends.tokenizer)}
             files[TOKENIZER] = _encoded({"tokenizer_class": "LlamaTokenizer", **plain, **ends.texts})
     return files
-
-
-def is_llama3(tokenizer: Tokenizer) -> TypeGuard[TiktokenTokenizer]:
-    """Whether it is Meta's tokenizer.model of Llama 3, whose ranks transformers reads as such; of Llama 4's it does not
-    know how text is split."""
-    return isinstance(tokenizer, TiktokenTokenizer) and tokenizer.about is None and tokenizer.vocab_size == 128_256
 
 
 def _llama3_config(tokenizer: TiktokenTokenizer) -> dict[str, Any]:

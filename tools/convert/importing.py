@@ -20,22 +20,12 @@ from parallel.durable import replace_file
 from parallel.errors import printable
 from parallel.layout import Layout
 from parallel.untrusted import read_bytes
-from tools.convert import resumable
-from tools.convert.checking import architecture, check, names_in
-from tools.convert.row_blocks import (
-    RowBlock,
-    blocks,
-    entry_dtype,
-    in_parts,
-    is_committed,
-    is_done,
-    most_frequent_dtype,
-    part_name,
-    read_block,
-    write_parts,
-)
-from tools.convert.source import HfFolder
-from tools.convert.tokenizer import STAND_IN, Choice, check_beside, choose
+from tools.convert.checking import check
+from tools.shared import resumable
+from tools.shared.carried_tokenizer import STAND_IN, Choice, check_beside, choose
+from tools.shared.hf_folder.row_blocks import RowBlock, blocks, entry_dtype, most_frequent_dtype, read_block
+from tools.shared.hf_folder.source import HfFolder, architecture, names_in
+from tools.shared.part_files import in_parts, is_committed, is_done, part_name, write_parts
 from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.tables import merge, remove_tables

@@ -22,15 +22,16 @@ import numpy as np
 from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
+from parallel.host_memory import available_bytes
 from parallel.launch import Identity
 from parallel.layout import layout_of
 from parallel.processes import die_with_parent
-from tools.convert.checking import architecture
-from tools.convert.cut import available_bytes, cut_of, write_cut
-from tools.convert.exporting import read_config, vocabulary
+from tools.convert.cut import cut_of, write_cut
+from tools.convert.exporting import vocabulary
 from tools.convert.importing import import_folder
-from tools.convert.resumable import Rejected
-from tools.convert.source import HfFolder
+from tools.shared.checked_checkpoint import read_config
+from tools.shared.hf_folder.source import HfFolder, architecture
+from tools.shared.resumable import Rejected
 from training.lean_imports import lean
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import numpy as np
 from models.hf.shapes import read_shape
 from models.hf.tables import copies
 from models.resolve import resolve
-from tools.convert.checking import names_in
-from tools.convert.exporting import ExportedTensor, Weights, read_config, target_words, targets, vocabulary
-from tools.convert.resumable import Rejected
-from tools.convert.source import HfFolder
+from tools.convert.exporting import ExportedTensor, Weights, target_words, targets, vocabulary
+from tools.shared.checked_checkpoint import read_config
+from tools.shared.hf_folder.source import HfFolder, names_in
+from tools.shared.resumable import Rejected
 
 Side = Literal["checkpoint", "hf_folder"]
 

@@ -20,10 +20,9 @@ from parallel import command, launch
 from parallel.errors import UserError
 from parallel.flags import parse_flags
 from parallel.untrusted import read_foreign
-from tools.convert.generation import own_ends
-from tools.convert.tokenizer import eos_ids
 from tools.generate.prompts import Prompt, new_tokens_for, prompt_of, read_prompts
 from tools.generate.work import Job, answer, converse
+from tools.shared.carried_tokenizer import eos_ids, own_ends
 from tools.shared.held_checkpoint import deleted_is_said
 from tools.shared.loaded_model import on_ranks, shown_once
 from tools.shared.opened_checkpoint import ModelFlags, OpenedCheckpoint, open_checkpoint

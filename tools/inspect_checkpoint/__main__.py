@@ -22,8 +22,7 @@ import tyro
 
 from parallel import command, output
 from parallel.errors import UserError, printable
-from parallel.flags import parse_flags
-from tools.convert.__main__ import at_least_one
+from parallel.flags import at_least_one, parse_flags
 from tools.inspect_checkpoint import average, catalogue, compare, numbers, tree
 from tools.inspect_checkpoint.contents import parameters
 from tools.inspect_checkpoint.text import size

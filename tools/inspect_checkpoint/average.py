@@ -13,13 +13,13 @@ from models.hf.files import CARRIED_BYTES
 from parallel.durable import replace_file
 from parallel.errors import UserError
 from parallel.untrusted import JSON_BYTES, read_bytes, read_text
-from tools.convert import resumable
-from tools.convert.checked import CheckedReader, check_files
-from tools.convert.dtypes import FLOATS, from_numbers, to_numbers
-from tools.convert.row_blocks import in_parts, is_committed, is_done, part_name, write_parts
 from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
 from tools.inspect_checkpoint.numbers import Shape, read, rectangles
 from tools.inspect_checkpoint.text import some
+from tools.shared import resumable
+from tools.shared.checked_checkpoint import CheckedReader, check_files
+from tools.shared.dtypes import FLOATS, from_numbers, to_numbers
+from tools.shared.part_files import in_parts, is_committed, is_done, part_name, write_parts
 from tools.shared.written import check_new
 from training.checkpoint.format.manifest import MANIFEST, read_manifest, write_manifest
 from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup

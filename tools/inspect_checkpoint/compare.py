@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tools.convert.dtypes import FLOATS, cast
 from tools.inspect_checkpoint.catalogue import Checkpoint
 from tools.inspect_checkpoint.contents import Kind, Stored, StoredParameter
 from tools.inspect_checkpoint.numbers import read, rectangles, values
 from tools.inspect_checkpoint.text import columns, finite, number, some
+from tools.shared.dtypes import FLOATS, cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import FileReader
 

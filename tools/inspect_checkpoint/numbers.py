@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from parallel.errors import UserError
-from tools.convert.dtypes import to_numbers
 from tools.inspect_checkpoint.contents import Stored, StoredParameter
 from tools.inspect_checkpoint.text import columns, finite, number
+from tools.shared.dtypes import to_numbers
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS, FileReader

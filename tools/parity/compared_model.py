@@ -15,11 +15,10 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
-from tools.convert.checking import architecture, names_in
-from tools.convert.dtypes import to_numbers
-from tools.convert.row_blocks import RowBlock, read_block
-from tools.convert.source import HfFolder
+from tools.shared.dtypes import to_numbers
 from tools.shared.held_checkpoint import HeldCheckpoint
+from tools.shared.hf_folder.row_blocks import RowBlock, read_block
+from tools.shared.hf_folder.source import HfFolder, architecture, names_in
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
 from training.checkpoint.folders import is_complete
 from training.checkpoint.format.reader import FileReader

@@ -3,6 +3,7 @@
     __main__.py           the command line
     options.py            what is asked for
     sources.py            opens a checkpoint, Triplane's or Megatron's
+    inert_pickle.py       pickles read as data: what they name is never imported, what they call is never called
     torch_file.py         files of torch.save, read as data: their tensors by rectangle
     assembled.py          tensors that lie in pieces in many such files
     checkpoint_source.py  what it holds, under Triplane's keys

@@ -23,8 +23,7 @@ import tyro
 
 from parallel import command
 from parallel.errors import UserError
-from parallel.flags import parse_flags
-from tools.convert.__main__ import at_least_one, size_in_bytes
+from parallel.flags import at_least_one, parse_flags, size_in_bytes
 from tools.reshard import triplane_format
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import target as dcp_target

@@ -15,10 +15,10 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.durable import replace_file
 from parallel.errors import UserError
-from tools.convert.tokenizer import STAND_IN, choose
 from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan
+from tools.shared.carried_tokenizer import STAND_IN, choose
 from training.checkpoint import folders
 from training.checkpoint.imported import STAND_INS
 from training.config.recipe import load

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from tools.convert.dtypes import cast
 from tools.reshard.tensors import Rectangle, RowRange, Tensors
+from tools.shared.dtypes import cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 

@@ -9,16 +9,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from parallel.errors import UserError
-from tools.convert import resumable
-from tools.convert.row_blocks import in_parts, is_done, part_name, write_parts
 from tools.reshard import plan
 from tools.reshard.checkpoint_source import CheckpointSource
-from tools.reshard.dcp import plan as dcp_plan
-from tools.reshard.megatron import plan as megatron_plan
+from tools.reshard.dcp import dcp_tensors as dcp_plan
+from tools.reshard.megatron import megatron_tensors as megatron_plan
 from tools.reshard.options import Format, ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.sources import open_source
 from tools.reshard.tensors import BLOCK_BYTES, TargetTensor, TensorBlock, Tensors, blocks, rectangles
+from tools.shared import resumable
+from tools.shared.part_files import in_parts, is_done, part_name, write_parts
 from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup
 from training.checkpoint.format.writer import FileWriter
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tools.convert.dtypes import cast
+from tools.shared.dtypes import cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 

@@ -18,8 +18,7 @@ import numpy as np
 
 from parallel.errors import UserError
 from parallel.untrusted import regular_descriptor
-from tools.reshard.megatron.files import OF_BLOBS, Tensor
-from tools.reshard.megatron.pickle import (
+from tools.reshard.inert_pickle import (
     InertNames,
     Ordered,
     Outside,
@@ -28,6 +27,7 @@ from tools.reshard.megatron.pickle import (
     read_next,
     record,
 )
+from tools.reshard.megatron.files import OF_BLOBS, Tensor
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from parallel.durable import replace_file
 from parallel.untrusted import read_text
-from tools.convert import resumable
-from tools.convert.row_blocks import is_committed
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.model_recipe import with_tokenizer
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
 from tools.reshard.sources import CONFIG
+from tools.shared import resumable
+from tools.shared.part_files import is_committed
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.tables import merge, remove_tables

@@ -21,8 +21,8 @@ from parallel import launch
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from parallel.schema import JSON
-from tools.convert.exporting import read_config
 from tools.parity.layouts import with_layout
+from tools.shared.checked_checkpoint import read_config
 from tools.shared.held_checkpoint import HeldCheckpoint, deleted_is_said
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.imported import IMPORTED, STAND_INS

@@ -268,7 +268,8 @@ def compare_ids(identity: Identity, with_begin: Path, folder: Path) -> None:
 
     from data.tokenizers.base import open_tokenizer
     from data.tokenizers.sentencepiece_training import train as train_pieces
-    from tools.convert.generation import Ends, more_files
+    from tools.convert.generation import more_files
+    from tools.shared.carried_tokenizer import Ends
 
     plain = folder / "plain"
     plain.mkdir()

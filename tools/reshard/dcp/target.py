@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from parallel.durable import replace_file
-from tools.convert import resumable
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp.source import DcpFiles
 from tools.reshard.megatron.files import METADATA
@@ -24,6 +23,7 @@ from tools.reshard.model_recipe import write_config_json, write_into
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
+from tools.shared import resumable
 from training.checkpoint.format.tables import remove_tables
 
 _STEP = ".step"

@@ -19,16 +19,16 @@ from models.resolve import resolve
 from parallel.errors import UserError
 from parallel.layout import Layout
 from parallel.untrusted import regular_descriptor
-from tools.convert.dtypes import cast
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.deepspeed.partitions import Piece, Shapes, of_groups, of_ranks
-from tools.reshard.megatron.pickle import Size
+from tools.reshard.inert_pickle import Size
 from tools.reshard.model_recipe import carried_files, model_recipe, with_vocab_size
 from tools.reshard.named_source import check_numbers, matched, origins
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import BLOCK_BYTES, rectangles
 from tools.reshard.torch_file import StridedView, TorchFile, read_view
+from tools.shared.dtypes import cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 from training.checkpoint.state import State

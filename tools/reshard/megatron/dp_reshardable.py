@@ -26,13 +26,13 @@ import numpy as np
 
 from models.shapes import GPTShape
 from parallel.errors import UserError
-from tools.convert.dtypes import cast
 from tools.reshard.checkpoint_source import STATE, STATES
 from tools.reshard.megatron import params as megatron_params
 from tools.reshard.megatron.files import TorchDist
 from tools.reshard.megatron.keys import Style
 from tools.reshard.megatron.params import Experts, Norms, Param, Site, flat_sample, key_of, modules, weight_sample
 from tools.reshard.tensors import Info, Rectangle
+from tools.shared.dtypes import cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from parallel.errors import UserError
 from parallel.untrusted import read_bytes
-from tools.reshard.megatron.pickle import DTYPES, STORAGES, Ordered, Outside, PickledRecord, Size, read, record
+from tools.reshard.inert_pickle import DTYPES, STORAGES, Ordered, Outside, PickledRecord, Size, read, record
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.pieces import ITEM_BYTES

@@ -15,10 +15,10 @@ import numpy as np
 from models.costs.parameters import parameters
 from models.names import canonical, checkpoint_key
 from models.shapes import GPTShape
-from tools.convert.dtypes import cast
 from tools.reshard.megatron.files import ChunkPlace, TorchDist
 from tools.reshard.megatron.keys import Style, ours
 from tools.reshard.tensors import Rectangle
+from tools.shared.dtypes import cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 

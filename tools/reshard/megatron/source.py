@@ -17,7 +17,6 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
-from tools.convert.dtypes import cast
 from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
 from tools.reshard.megatron import dp_reshardable
 from tools.reshard.megatron import known as megatron_known
@@ -30,6 +29,7 @@ from tools.reshard.model_recipe import carried_files
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import is_of_vocabulary
 from tools.reshard.tensors import BLOCK_BYTES, Origin, SourceRows, Tensors, rectangles
+from tools.shared.dtypes import cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.state import State
 from training.config.recipe import load

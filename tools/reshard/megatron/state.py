@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.resolve import resolve
-from tools.convert.exporting import TORCH_DTYPES
 from tools.reshard.checkpoint_source import STATE
 from tools.reshard.megatron import args as megatron_args
 from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import OF_VOCABULARY, ReshardPlan
+from tools.shared.dtypes import TORCH_DTYPES
 from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import State
 from training.config.run_config import RunConfig

@@ -20,7 +20,6 @@ from typing import Any
 
 from parallel.durable import replace_file
 from parallel.untrusted import read_text
-from tools.convert import resumable
 from tools.reshard.checkpoint_source import STATE, CheckpointSource
 from tools.reshard.megatron.dp_reshardable import BUCKET
 from tools.reshard.megatron.files import COMMON, CONFIG, METADATA, TorchDist
@@ -30,6 +29,7 @@ from tools.reshard.model_recipe import write_into
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
+from tools.shared import resumable
 from training.checkpoint import folders
 
 OBJECTS = "objects.distcp"

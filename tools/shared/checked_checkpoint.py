@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from parallel.errors import UserError
-from training.checkpoint.format.manifest import DamagedError
+from training.checkpoint.format.manifest import MANIFEST, DamagedError
 from training.checkpoint.format.reader import FileReader, overlaps
 from training.checkpoint.format.verify import STEP_BYTES, damages, hash_of
+from training.config.recipe import load
+from training.config.run_config import RunConfig
 
 FIX = "Take another checkpoint, or bring these files back."
 
@@ -21,6 +23,18 @@ def check_files(folder: Path) -> None:
     if found := damages(folder, "sizes"):
         texts = "; ".join(damage.text for damage in found[:3])
         raise UserError(f"{folder} is damaged: {texts}. {FIX}")
+
+
+def read_config(folder: Path) -> RunConfig:
+    """A checkpoint's ``config.toml``. Raises UserError where the folder is no checkpoint."""
+    check_is_checkpoint(folder)
+    return load(folder / "config.toml")
+
+
+def check_is_checkpoint(folder: Path) -> None:
+    """Raises UserError where the folder is none, by the names in it."""
+    if not (folder / MANIFEST).is_file() or not (folder / "config.toml").is_file():
+        raise UserError(f"{folder}: expected a checkpoint, with {MANIFEST} and config.toml. Give the path of one.")
 
 
 class CheckedReader(FileReader):

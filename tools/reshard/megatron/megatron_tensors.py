@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
-from tools.convert.exporting import TORCH_DTYPES
 from tools.reshard.checkpoint_source import STATE, STATES, CheckpointSource
 from tools.reshard.megatron import args as megatron_args
 from tools.reshard.megatron.buckets import FlatMemory, flat_origin, memories
@@ -16,6 +15,7 @@ from tools.reshard.megatron.state import dtypes_of
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import KEEPS_DTYPE, ReshardPlan, is_of_vocabulary, padded_rows, repadded
 from tools.reshard.tensors import SourceRows, TargetTensor
+from tools.shared.dtypes import TORCH_DTYPES
 
 
 def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:

@@ -1,5 +1,6 @@
 """A Hugging Face folder: its configuration, its tensors by rows, and what else it carries."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -10,10 +11,13 @@ import numpy as np
 
 from models.families import TABLES
 from models.hf.files import CARRIED, present, read_configuration
+from models.hf.shapes import read_shape
+from models.hf.tables import full_name, mtp_blocks
+from models.shapes import GPTShape
 from parallel.errors import UserError
-from tools.convert.dtypes import cast, dequantised, from_numbers, to_numbers
-from tools.convert.experts import each_expert
-from tools.convert.headers import TensorSpan, read_places, weight_files
+from tools.shared.dtypes import cast, dequantised, from_numbers, to_numbers
+from tools.shared.hf_folder.experts import each_expert
+from tools.shared.hf_folder.headers import TensorSpan, read_places, weight_files
 from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
@@ -92,3 +96,22 @@ def _read_into(descriptor: int, start: int, into: np.ndarray, path: Path) -> Non
         if not count:
             raise UserError(f"{path}: ended at byte {start:,} while it was read. Download it again.")
         start, view = start + count, view[count:]
+
+
+def architecture(source: HfFolder) -> tuple[str, GPTShape]:
+    """The model_type and shape of a folder; without multi-token prediction where its files have none of it."""
+    model_type, shape = read_shape(source.config)
+    prefixes = mtp_blocks(model_type, shape)
+    if prefixes and not any(name.startswith(prefixes) for name in source.places):
+        shape = dataclasses.replace(shape, mtp_num_layers=0)
+    return model_type, shape
+
+
+def names_in(source: HfFolder, model_type: str) -> dict[str, str]:
+    """The tables' names -> the names in the files, which may lack a prefix. Raises UserError for one tensor under two
+    names."""
+    found: dict[str, str] = {}
+    for name in source.places:
+        if (other := found.setdefault(full_name(model_type, name), name)) != name:
+            raise UserError(f"{source.folder}: {other} and {name} are the same tensor. Remove one of the two.")
+    return found

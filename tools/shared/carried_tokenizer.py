@@ -1,19 +1,23 @@
 """The tokenizer of a Hugging Face folder, as training opens it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from data.tokenizers.base import Tokenizer, open_tokenizer
+from data.tokenizers import base
+from data.tokenizers.base import SentencePieceTokenizer, TiktokenTokenizer, Tokenizer, open_tokenizer
 from data.tokenizers.tokenizer_json import JsonTokenizer, TokenizerConfig
 from models.hf.files import CARRIED_BYTES, TOKENIZERS, present
 from models.spans import MOST_TOKENS
 from parallel.errors import UserError
 from parallel.schema import Foreign
 from parallel.untrusted import read_bytes, read_foreign
+from training.checkpoint.imported import IMPORTED, STAND_INS
+from training.config.run_config import RunConfig
 
 STAND_IN = "byte"
+TOKENIZER = "tokenizer_config.json"
 DESCRIPTIONS = {
     "generation_config.json": Foreign,
     "tokenizer_config.json": TokenizerConfig,
@@ -110,3 +114,49 @@ def _plain(path: Path) -> Any:
         raise
     except Exception:  # the library raises nothing more precise
         return None
+
+
+# ---- which ids begin and end a text
+
+
+@dataclass(slots=True, frozen=True)
+class Ends:
+    """The ids that begin and end a text, where they are known, and what they look like."""
+
+    eos: int
+    bos: int | None
+    texts: Mapping[str, str]
+    """``eos_token``, ``bos_token``."""
+    tokenizer: Tokenizer
+
+
+def own_ends(checkpoint: Path, config: RunConfig, entries: Mapping[str, Any]) -> tuple[Ends | None, list[str]]:
+    """Those of the tokenizer that a checkpoint's run trained with, and notes. None where it is only a stand-in for a
+    model's own, lies in a cache, or does not open."""
+    if config.data.tokenizer == "builtin" or (config.data.tokenizer in STAND_INS and IMPORTED in entries):
+        return None, []
+    try:
+        found = base.load(config.data, checkpoint, lambda _: None)
+    except UserError as error:
+        return None, [f"which id ends a text is not known from the tokenizer: {error}"]
+    bos, texts = None, {}
+    if isinstance(found, JsonTokenizer) and found.path is not None:
+        texts = {"eos_token": found.eod_text}
+        begin = read_beside(found.path, TOKENIZER).get("bos_token")
+        begin = begin.get("content") if isinstance(begin, dict) else begin
+        bos = found.with_specials.token_to_id(begin) if isinstance(begin, str) else None
+    elif isinstance(found, SentencePieceTokenizer):
+        pieces = found.processor
+        bos = pieces.bos_id() if pieces.bos_id() >= 0 else None
+        ids = {"eos_token": found.eod, "bos_token": bos, "unk_token": pieces.unk_id()}
+        texts = {name: pieces.id_to_piece(index) for name, index in ids.items() if index is not None and index >= 0}
+    elif is_llama3(found):
+        bos = found.special_tokens["<|begin_of_text|>"]
+        texts = {"eos_token": "<|end_of_text|>", "bos_token": "<|begin_of_text|>"}
+    return Ends(found.eod, bos, texts, found), []
+
+
+def is_llama3(tokenizer: Tokenizer) -> TypeGuard[TiktokenTokenizer]:
+    """Whether it is Meta's tokenizer.model of Llama 3, whose ranks transformers reads as such; of Llama 4's it does not
+    know how text is split."""
+    return isinstance(tokenizer, TiktokenTokenizer) and tokenizer.about is None and tokenizer.vocab_size == 128_256

@@ -9,6 +9,9 @@ from training.checkpoint.format.reader import WORDS
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """What weights may be, by torch's names."""
 
+TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""``precision.dtype`` -> torch's name."""
+
 FP8_BLOCK = 128
 """Rows and columns that share a scale in DeepSeek-V3's files."""
 

@@ -21,7 +21,7 @@ from parallel.durable import replace_file, sync_folder
 from parallel.errors import UserError
 from parallel.processes import ctrl_c_later, die_with_parent
 from parallel.untrusted import InputError, read_bytes
-from tools.convert.checked import FIX
+from tools.shared.checked_checkpoint import FIX
 from tools.shared.written import check_new
 from training.checkpoint.format.manifest import DamagedError
 

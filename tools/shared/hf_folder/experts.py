@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from models.hf.row_layouts import Table
 from models.spans import MOST_EXPERTS
 from parallel.untrusted import InputError
-from tools.convert.dtypes import FLOATS
-from tools.convert.headers import TensorSpan
+from tools.shared.dtypes import FLOATS
+from tools.shared.hf_folder.headers import TensorSpan
 from training.checkpoint.format.pieces import ITEM_BYTES
 
 
