@@ -21,6 +21,7 @@ from ranks import run_ranks
 from training import optimizer
 from training.checkpoint import optimizer_state
 from training.config.run_config import RunConfig
+from training.step import RankParts
 
 
 def states(parts: Parts) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def gpt_on_ranks(world_size: int, config: RunConfig, check: Any, *args: Any) -> 
             chunks = ddp.wrap([model], config.parallel, config.precision, ranks)
             chunks[0].broadcast_params()  # each rank has drawn its own
             optim = optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks, 64)
-            check(Parts(ranks, chunks, optim), *args)
+            check(Parts(RankParts(config=config, chunks=chunks, optimizer=optim, ranks=ranks)), *args)
 
     run_ranks(world_size, run)
 
