@@ -134,7 +134,7 @@ def other_trainers_table(program: str, rows: Sequence[other_trainers.Row]) -> It
 
 
 def flags_to_fields() -> Iterator[str]:
-    """Flags of Megatron-LM that are one field, or one of megatron-core's through model.megatron."""
+    """Flags of Megatron-LM that are one field, or one of megatron-core's through a list that hands it through."""
     yield from head("Megatron-LM", "Recipe", "Megatron-LM's default")
     one = translated.FIELDS | translated.EXPERT_FIELDS | translated.LATENT_FIELDS | translated.PREDICTION_FIELDS
     for flag, (field, value) in one.items():
@@ -143,8 +143,9 @@ def flags_to_fields() -> Iterator[str]:
         yield row(f"`--{flag}`", f"`{field} = {toml(switched)}`", f"`{toml(not switched)}`")
     for flag, (field, value) in translated.KERNELS.items():
         yield row(f"`--{flag}`", f"`{field} = {toml(value)}`", "")
-    for entry, field in translated.MEGATRON_FIELDS.items():
-        yield row(f"`--{entry.partition('=')[0]}`", f'`model.megatron = ["{field}{"" if "=" in field else "=…"}"]`', "")
+    for hatch, entries in translated.MEGATRON_FIELDS.items():
+        for flag, field in entries.items():
+            yield row(f"`--{flag.partition('=')[0]}`", f'`{hatch} = ["{field}{"" if "=" in field else "=…"}"]`', "")
 
 
 def flags_respelled() -> Iterator[str]:

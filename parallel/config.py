@@ -1,9 +1,11 @@
 """The ``parallel`` and ``precision`` sections of a recipe."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from parallel.megatron_fields import megatron_field_problems
+from parallel.megatron_fields import megatron_field_problems, parse
+from parallel.schema import structured
 
 OWNED_DDP_FIELDS = frozenset(
     {
@@ -12,7 +14,6 @@ OWNED_DDP_FIELDS = frozenset(
         "overlap_param_gather",
         "grad_reduce_in_fp32",
         "bucket_size",
-        "nccl_ub",
         "fp8_param_gather",
         "reuse_grad_buf_for_mxfp8_param_ag",
         "average_in_collective",
@@ -37,6 +38,11 @@ StreamGroup = Literal[
     "embd", "pos_embd",
 ]  # fmt: skip
 """Megatron's names of the groups that a run has; another one it would ignore."""
+
+NCCL_FIELDS = {"high_priority_stream_groups": list[StreamGroup], "use_sharp": bool, "nccl_ub": bool}
+"""Of ``ParallelConfig.megatron``, with their types: Triplane reads them, too."""
+OF_GROUPS = ("high_priority_stream_groups", "use_sharp")
+"""Those that are arguments of megatron-core's initialize_model_parallel."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -110,18 +116,6 @@ class ParallelConfig:
     ddp_bucket_size: int | None = None
     """Gradient elements per bucket of an overlapped reduction. None: Megatron's max(40M, 1M x DP)."""
 
-    high_priority_stream_groups: tuple[StreamGroup, ...] = ()
-    """Groups, such as "dp_cp" and "ep", whose collectives start before waiting kernels of other streams. Needs GPUs.
-    Not yet run on a GPU."""
-
-    use_sharp: bool = False
-    """The switches of InfiniBand sum the gradients of DP x CP (SHARP). Needs several nodes, and a cluster file
-    that sets NCCL_COLLNET_ENABLE. Not yet run on a GPU."""
-
-    nccl_ub: bool = False
-    """Weights and gradients lie in memory that NCCL has registered, so that DP's collectives take fewer SMs. Needs GPUs
-    and a CUDA toolkit, with which Megatron compiles NCCL's allocator. Not yet run on a GPU."""
-
     elastic: bool = False
     """Where the ranks that were started do not fit these sizes (a node is gone), take the nearest DP that does, else
     fewer copies of shards, another PP, then a smaller TP, and say so. Global batch and data order stay."""
@@ -130,7 +124,31 @@ class ParallelConfig:
     """Minutes until a collective that some rank never joined raises."""
 
     megatron: tuple[str, ...] = ()
-    """More of mcore's DistributedDataParallelConfig, as "field=value" strings."""
+    """More of mcore's DistributedDataParallelConfig, as "field=value" strings, such as "nccl_ub=True"; and of
+    initialize_model_parallel: "use_sharp=True", "high_priority_stream_groups=['dp_cp', 'ep']"."""
+
+    @property
+    def nccl_ub(self) -> bool:
+        """Weights and gradients lie in memory that NCCL has registered, so that DP's collectives take fewer SMs. Needs
+        GPUs and a CUDA toolkit, with which Megatron compiles NCCL's allocator. Not yet run on a GPU."""
+        return bool(parse(self.megatron).get("nccl_ub"))
+
+    @property
+    def use_sharp(self) -> bool:
+        """The switches of InfiniBand sum the gradients of DP x CP (SHARP). Needs several nodes, and a cluster file that
+        sets NCCL_COLLNET_ENABLE. Not yet run on a GPU."""
+        return bool(parse(self.megatron).get("use_sharp"))
+
+    @property
+    def high_priority_stream_groups(self) -> tuple[StreamGroup, ...]:
+        """Groups, such as "dp_cp" and "ep", whose collectives start before waiting kernels of other streams. Needs
+        GPUs. Not yet run on a GPU."""
+        return tuple(parse(self.megatron).get("high_priority_stream_groups", ()))
+
+    @property
+    def of_ddp(self) -> tuple[str, ...]:
+        """The entries of ``megatron`` that DistributedDataParallelConfig takes."""
+        return tuple(each for each in self.megatron if each.partition("=")[0].strip() not in OF_GROUPS)
 
     @property
     def sharding(self) -> Sharding:
@@ -177,7 +195,18 @@ class ParallelConfig:
             )
         if self.distributed_timeout_minutes <= 0:
             found.append("parallel.distributed_timeout_minutes must be above 0.")
-        return found + megatron_field_problems("parallel.megatron", self.megatron, OWNED_DDP_FIELDS)
+        found += megatron_field_problems("parallel.megatron", self.megatron, OWNED_DDP_FIELDS)
+        return found + self._nccl_problems()
+
+    def _nccl_problems(self) -> list[str]:
+        """Values that megatron-core would take for others, or ignore."""
+        given = parse(each for each in self.megatron if "=" in each)
+        return [
+            f"parallel.megatron: {name}: {problem.removeprefix(': ')}"
+            for name, kind in NCCL_FIELDS.items()
+            if name in given
+            for problem in structured(given[name], kind)[1]
+        ]
 
     def _sharding_problems(self) -> list[str]:
         """What goes with one strategy alone."""
@@ -196,13 +225,30 @@ class ParallelConfig:
                 'parallel.data_parallel_sharding_strategy "optim_grads" or "optim_grads_params", found '
                 f'"{self.sharding}".'
             ]
-        of_ddp = {"ddp_bucket_size": self.ddp_bucket_size, "nccl_ub": self.nccl_ub, "megatron": self.megatron}
+        of_ddp = {"ddp_bucket_size": self.ddp_bucket_size, "megatron": self.of_ddp}
         return [
             f"parallel.{name} is of Megatron's DDP, which parallel.data_parallel_sharding_strategy "
             f'"{strategy}" does without. Leave it out.'
             for name, value in of_ddp.items()
             if value
         ]
+
+
+SHADOW_BOUND = 0.25
+"""Largest relative difference of fp8 or fp4 from bf16 that is usual: sound layers of the debug model are within 9 %, a
+layer whose scale is wrong at 100 % (docs/precision.md)."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Shadow:
+    """``PrecisionConfig.fp8_shadow``."""
+
+    interval: int
+    """Iterations from one window to the next."""
+    bound: float
+    """Largest relative difference of a window without a warning."""
+    stop: bool
+    """Where it is larger, stop."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -239,15 +285,10 @@ class PrecisionConfig:
     """Keep and gather the weights that are multiplied in fp8 in fp8, not in 16 bits: needs
     parallel.use_distributed_optimizer. With mxfp8 they are gathered in bf16, in the gradients' buffer."""
 
-    fp8_shadow_interval: int | None = None
-    """Iterations between windows in which a microbatch also runs in bf16, and loss and each layer's gradient norm are
-    compared with fp8's or fp4's. None: off."""
-
-    fp8_shadow_bound: float = 0.25
-    """Largest relative difference of a window without a warning."""
-
-    fp8_shadow_stop: bool = False
-    """Stop where a window's difference is larger, instead of a warning."""
+    fp8_shadow: str | None = None
+    """"warn:500": every 500 iterations a microbatch also runs in bf16, and loss and each layer's gradient norm are
+    compared with fp8's or fp4's. "stop:500" stops where they differ by more than 25 %, instead of a warning;
+    "stop:500:0.1" by more than 10 %. None: off."""
 
     grad_reduce_in_fp32: bool = True
     """Accumulate and reduce gradients in fp32 (Megatron's accumulate_allreduce_grads_in_fp32)."""
@@ -280,9 +321,16 @@ class PrecisionConfig:
 
     def without_products(self) -> "PrecisionConfig":
         """With products in dtype, and without what only those in fp8 and fp4 have."""
-        return replace(
-            self, fp8=None, fp4=None, fp8_param_gather=False, first_last_layers_bf16=False, fp8_shadow_interval=None
-        )
+        return replace(self, fp8=None, fp4=None, fp8_param_gather=False, first_last_layers_bf16=False, fp8_shadow=None)
+
+    @property
+    def shadow(self) -> "Shadow | None":
+        """What fp8_shadow says; None where it is off, or says nothing that is known."""
+        found = re.fullmatch(r"(warn|stop):(\d{1,12})(?::(\d{1,9}(?:\.\d+)?))?", self.fp8_shadow or "")
+        if found is None:
+            return None
+        action, interval, bound = found.groups()
+        return Shadow(interval=int(interval), bound=float(bound or SHADOW_BOUND), stop=action == "stop")
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
@@ -312,14 +360,13 @@ class PrecisionConfig:
             )
         if self.fp8_param_gather and self.fp8 is None:
             found.append("precision.fp8_param_gather needs precision.fp8: it keeps those weights in fp8.")
-        if self.fp8_shadow_interval is not None and self.products is None:
+        if self.fp8_shadow is not None and self.products is None:
+            found.append("precision.fp8_shadow needs precision.fp8 or precision.fp4: it compares them with bf16.")
+        if self.fp8_shadow is not None and (self.shadow is None or not self.shadow.interval or not self.shadow.bound):
             found.append(
-                "precision.fp8_shadow_interval needs precision.fp8 or precision.fp4: it compares them with bf16."
+                'precision.fp8_shadow: expected "warn" or "stop", iterations and perhaps a bound above 0, such as '
+                f'"warn:500" or "stop:500:0.25", found "{self.fp8_shadow}".'
             )
-        if self.fp8_shadow_interval is not None and self.fp8_shadow_interval < 1:
-            found.append(f"precision.fp8_shadow_interval must be 1 or more, found {self.fp8_shadow_interval}.")
-        if self.fp8_shadow_bound <= 0:
-            found.append(f"precision.fp8_shadow_bound must be above 0, found {self.fp8_shadow_bound}.")
         for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
             if getattr(self, name) < 0:
                 found.append(f"precision.{name} must be 0 or more, found {getattr(self, name)}.")

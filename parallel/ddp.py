@@ -71,10 +71,9 @@ def ddp_config(parallel: ParallelConfig, precision: PrecisionConfig) -> Distribu
         "overlap_param_gather": parallel.overlap_param_gather,
         "grad_reduce_in_fp32": precision.dtype != "fp32" and precision.grad_reduce_in_fp32,
         "bucket_size": parallel.ddp_bucket_size,
-        "nccl_ub": parallel.nccl_ub,
         **param_gather_settings(precision),
     }
-    settings |= checked("parallel.megatron", parallel.megatron, DistributedDataParallelConfig)
+    settings |= checked("parallel.megatron", parallel.of_ddp, DistributedDataParallelConfig)
     return DistributedDataParallelConfig(**settings)
 
 

@@ -3,17 +3,17 @@
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from parallel.config import ParallelConfig
+from parallel.config import NCCL_FIELDS, ParallelConfig
 from parallel.launch import Identity
 
-FIELDS = ("high_priority_stream_groups", "use_sharp", "nccl_ub")
+SHARP_FIELD = "parallel.megatron: use_sharp"
 SHARP = "NCCL_COLLNET_ENABLE"
 
 
 def nccl_problems(parallel: ParallelConfig, cuda: bool) -> list[str]:
     """Those that are asked for without a GPU, where collectives are gloo's."""
-    asked = [name for name in FIELDS if getattr(parallel, name)]
-    return [] if cuda else [f"parallel.{name} cannot be: it needs GPUs. Leave it out." for name in asked]
+    asked = [name for name in NCCL_FIELDS if getattr(parallel, name)]
+    return [] if cuda else [f"parallel.megatron: {name} cannot be: it needs GPUs. Leave it out." for name in asked]
 
 
 def sharp_problems(parallel: ParallelConfig, identity: Identity, sharp: str) -> list[str]:
@@ -21,10 +21,10 @@ def sharp_problems(parallel: ParallelConfig, identity: Identity, sharp: str) -> 
     if not parallel.use_sharp:
         return []
     if identity.local_world_size == identity.world_size:
-        return ["parallel.use_sharp cannot be: SHARP is of the switches between nodes, and all ranks are on one node."]
+        return [f"{SHARP_FIELD} cannot be: SHARP is of the switches between nodes, and all ranks are on one node."]
     if sharp != "1":
         return [
-            f"parallel.use_sharp cannot be: {SHARP} is {sharp}, expected 1. Set it in [env] of the cluster file "
+            f"{SHARP_FIELD} cannot be: {SHARP} is {sharp}, expected 1. Set it in [env] of the cluster file "
             "(slurm/clusters) where NCCL's SHARP plugin and the fabric's aggregation manager are; else leave it out."
         ]
     return []
@@ -36,8 +36,8 @@ def allocator_problems(parallel: ParallelConfig, cuda_home: str | None) -> list[
     if not parallel.nccl_ub or header.is_file():
         return []
     return [
-        f"parallel.nccl_ub cannot be: megatron-core compiles NCCL's allocator, and this node has no {header}. Set "
-        "CUDA_HOME to a CUDA toolkit, or leave it out."
+        f"parallel.megatron: nccl_ub cannot be: megatron-core compiles NCCL's allocator, and this node has no "
+        f"{header}. Set CUDA_HOME to a CUDA toolkit, or leave it out."
     ]
 
 

@@ -98,7 +98,7 @@ def test_layout_names() -> None:
 def test_what_is_derived_from_a_recipe_has_none_of_its_number_formats() -> None:
     """A small model on a CPU, and plans and traces in bf16 and nvfp4, of a recipe in fp8 with graphs."""
     precision = PrecisionConfig(
-        fp8="hybrid", first_last_layers_bf16=True, fp8_param_gather=True, fp8_shadow_interval=5, fp8_recipe="tensorwise"
+        fp8="hybrid", first_last_layers_bf16=True, fp8_param_gather=True, fp8_shadow="warn:5", fp8_recipe="tensorwise"
     )
     asked = KernelsConfig(cuda_graph_impl="local", gradient_accumulation_fusion="on")
     base = dataclasses.replace(parse.load(RECIPE), precision=precision, kernels=asked)

@@ -100,7 +100,6 @@ def state_settings(
         found |= {
             "optimizer_cpu_offload": True,
             "optimizer_offload_fraction": optimizer.optimizer_offload_fraction,
-            "overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_cpu_optimizer_d2h_h2d,
         }
     return found
 

@@ -22,7 +22,7 @@ def userbuffers(ranks: Ranks, precision: PrecisionConfig, tokens: int, hidden_si
     _check(ranks, base.tex.device_supports_multicast())
     modes = base.UserBufferQuantizationMode
     needed = [modes.NONE] if precision.fp8 is None else [modes.FP8]
-    if precision.fp8 and (precision.first_last_layers_bf16 or precision.fp8_shadow_interval):
+    if precision.fp8 and (precision.first_last_layers_bf16 or precision.fp8_shadow):
         needed.append(modes.NONE)
     base.initialize_ub(
         shape=[tokens, hidden_size], tp_size=ranks.layout.tp, quantization_modes=needed, dtype=params_dtype(precision),

@@ -32,7 +32,7 @@ FLAGS = (
     "--checkpoint.save_interval", str(SAVE_INTERVAL), "--checkpoint.keep", "4", "--train.eval_interval", "4",
     "--train.eval_iters", "2", "--log.tensorboard", "False", "--fault.step_timeout_s", str(STEP_TIMEOUT_S),
     "--fault.start_timeout_s", str(START_TIMEOUT_S),
-    "--fault.straggler_interval", "3", "--fault.replica_check_interval", "2",
+    "--fault.watch_interval", "3", "--fault.replica_check_interval", "2",
 )  # fmt: skip
 """A run on two ranks, DP 2, whose iterations and checkpoints take milliseconds."""
 

@@ -111,7 +111,7 @@ def test_whatever_else_uses_weights_leaves_them_as_they_are(
     te_device: WarmDevice, in_16_bits: Reference, tmp_path: Path, recipe: str
 ) -> None:
     """A replay, a window in bf16 and an evaluation after every step; checkpoints, whose replicas are compared."""
-    flags = ("--checkpoint.save_interval", "1", "--precision.fp8_shadow_interval", "1", *EVALUATED, *IN_FP8)
+    flags = ("--checkpoint.save_interval", "1", "--precision.fp8_shadow", "warn:1", *EVALUATED, *IN_FP8)
     emulation = replace(device_of(recipe, "late"), hooks=("tests.gpu_path.passing_fault",))
     printed = te_device.train(Training(layout="dp2overlap"), tmp_path, emulation, (*flags_of(recipe, "debug"), *flags))
     assert "a passing fault of the hardware" in printed and "fp8 against bf16" in printed

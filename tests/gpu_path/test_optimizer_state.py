@@ -15,7 +15,7 @@ CLIPPED = ("--optimizer.clip_grad", "0.1")
 """Every norm is above it."""
 BF16_BOUND = 2e-3
 OFFLOADED = ("--optimizer.optimizer_cpu_offload", "true")
-OVERLAPPED = (*OFFLOADED, "--optimizer.overlap_cpu_optimizer_d2h_h2d", "true")
+OVERLAPPED = (*OFFLOADED, "--optimizer.megatron", "overlap_cpu_optimizer_d2h_h2d=True")
 HALF = (*OFFLOADED, "--optimizer.optimizer_offload_fraction", "0.5")
 HALF_OVERLAPPED = (*OVERLAPPED, "--optimizer.optimizer_offload_fraction", "0.5")
 

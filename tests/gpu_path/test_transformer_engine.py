@@ -324,7 +324,7 @@ def test_microbatches_that_run_again_have_the_scales_they_had(te_device: WarmDev
     assert trainings.loss_difference(tmp_path / "again", tmp_path / "plain") == 0
 
 
-SHADOW = ("--precision.fp8_shadow_interval", "1", "--log.log_interval", "1")
+SHADOW = ("--precision.fp8_shadow", "warn:1", "--log.log_interval", "1")
 
 
 @pytest.mark.parametrize(
@@ -371,8 +371,8 @@ def test_a_shadow_window_finds_a_scale_that_saturates(te_device: WarmDevice, tmp
     assert found and set(found) == {"layers.1.mlp"}, printed
     if recipe == "nvfp4":
         return
-    with pytest.raises(TrainingError, match=r"Stopped \(precision.fp8_shadow_stop\)"):
-        te_device.train(Training(), tmp_path / "stop", emulation, (*flags, "--precision.fp8_shadow_stop", "True"))
+    with pytest.raises(TrainingError, match=r"Stopped \(precision.fp8_shadow\)"):
+        te_device.train(Training(), tmp_path / "stop", emulation, (*flags, "--precision.fp8_shadow", "stop:1"))
 
 
 @pytest.mark.campaign

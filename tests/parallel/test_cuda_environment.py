@@ -21,7 +21,7 @@ TP, CP = ParallelConfig(tensor_model_parallel_size=2), ParallelConfig(context_pa
         ({}, CP, 9.0, EXPANDABLE | ONE),
         ({}, TP, 10.0, EXPANDABLE),
         ({}, ParallelConfig(tensor_model_parallel_size=2, data_parallel_sharding_strategy="zero3"), 9.0, EXPANDABLE),
-        ({}, ParallelConfig(nccl_ub=True), 9.0, {}),
+        ({}, ParallelConfig(megatron=("nccl_ub=True",)), 9.0, {}),
         ({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, TP, 9.0, EXPANDABLE),
         ({"PYTORCH_CUDA_ALLOC_CONF": ""}, TP, 9.0, ONE),
         ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, TP, 9.0, ONE),

@@ -311,7 +311,7 @@ def _has_copies(one: HeldTensor, copied: bool, over_tp: bool) -> bool:
             'needs parallel.data_parallel_sharding_strategy "optim_grads"',
         ),
         ("--device cuda --precision.fp8 hybrid --precision.fp8_param_gather True", "gathered in 16 bits"),
-        ("--device cuda --precision.fp8 hybrid --precision.fp8_shadow_interval 5", "fp8_shadow_interval"),
+        ("--device cuda --precision.fp8 hybrid --precision.fp8_shadow warn:5", "fp8_shadow"),
         ("--device cuda --kernels.cuda_graph_impl local", "cuda_graph_impl"),
         ("--device cuda --kernels.gradient_accumulation_fusion on", "no buffer to be added to"),
     ],

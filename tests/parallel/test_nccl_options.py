@@ -15,13 +15,13 @@ from parallel.layout import Layout
 from parallel.nccl_options import allocator_problems, nccl_problems, sharp_problems
 from ranks import run_ranks
 
-PRIORITY = ParallelConfig(high_priority_stream_groups=("dp_cp", "ep"))
+PRIORITY = ParallelConfig(megatron=("high_priority_stream_groups=['dp_cp', 'ep']",))
 
 
 def test_they_need_gpus() -> None:
     assert nccl_problems(PRIORITY, cuda=True) == [] == nccl_problems(ParallelConfig(), cuda=False)
     assert nccl_problems(PRIORITY, cuda=False) == [
-        "parallel.high_priority_stream_groups cannot be: it needs GPUs. Leave it out."
+        "parallel.megatron: high_priority_stream_groups cannot be: it needs GPUs. Leave it out."
     ]
 
 
@@ -30,7 +30,8 @@ def test_they_need_gpus() -> None:
     [(8, "1", "all ranks are on one node"), (4, "unset", "is unset, expected 1"), (4, "0", "is 0, expected 1")],
 )
 def test_sharp_needs_several_nodes_and_its_variable(local_world_size: int, sharp: str, words: str) -> None:
-    identity, asked = Identity(world_size=8, local_world_size=local_world_size), ParallelConfig(use_sharp=True)
+    identity = Identity(world_size=8, local_world_size=local_world_size)
+    asked = ParallelConfig(megatron=("use_sharp=True",))
     (problem,) = sharp_problems(asked, identity, sharp)
     assert words in problem
     assert sharp_problems(ParallelConfig(), identity, sharp) == []
@@ -38,7 +39,7 @@ def test_sharp_needs_several_nodes_and_its_variable(local_world_size: int, sharp
 
 
 def test_nccls_allocator_needs_a_cuda_toolkit(tmp_path: Path) -> None:
-    asked = ParallelConfig(nccl_ub=True)
+    asked = ParallelConfig(megatron=("nccl_ub=True",))
     assert f"this node has no {tmp_path}/include/cuda_runtime.h" in allocator_problems(asked, str(tmp_path))[0]
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "cuda_runtime.h").touch()
@@ -47,7 +48,7 @@ def test_nccls_allocator_needs_a_cuda_toolkit(tmp_path: Path) -> None:
 
 def test_nccl_ub_reaches_megatrons_ddp() -> None:
     for on in (False, True):
-        assert ddp.ddp_config(ParallelConfig(nccl_ub=on), PrecisionConfig()).nccl_ub is on
+        assert ddp.ddp_config(ParallelConfig(megatron=(f"nccl_ub={on}",)), PrecisionConfig()).nccl_ub is on
 
 
 def _start_on_the_cpu(identity: Identity) -> None:

@@ -1,6 +1,7 @@
 """Every flag of Megatron-LM: translated, irrelevant or unsupported, and never silent."""
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,12 +32,23 @@ def test_every_field_that_tables_name_exists() -> None:
 
 
 def test_what_goes_to_megatron_core_by_name_exists_there_and_is_not_ours() -> None:
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.parallel_state import initialize_model_parallel
     from megatron.core.transformer import TransformerConfig
 
     from models.owned_fields import OWNED
+    from parallel.config import OF_GROUPS, OWNED_DDP_FIELDS
+    from training.config.optimizer_config import OWNED_OPTIMIZER_FIELDS
 
-    fields = {entry.partition("=")[0] for entry in table.MEGATRON_FIELDS.values()}
-    assert fields <= {field.name for field in dataclasses.fields(TransformerConfig)} - OWNED
+    for hatch, (target, owned) in {
+        "model.megatron": (TransformerConfig, OWNED),
+        "parallel.megatron": (DistributedDataParallelConfig, OWNED_DDP_FIELDS),
+        "optimizer.megatron": (OptimizerConfig, OWNED_OPTIMIZER_FIELDS),
+    }.items():
+        fields = {entry.partition("=")[0] for entry in table.MEGATRON_FIELDS[hatch].values()} - {*OF_GROUPS}
+        assert fields <= {field.name for field in dataclasses.fields(target)} - owned
+    assert {*OF_GROUPS} <= {*inspect.signature(initialize_model_parallel).parameters}
 
 
 def test_rules_look_at_every_flag_that_is_said_to_be_translated() -> None:

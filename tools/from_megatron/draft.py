@@ -52,6 +52,12 @@ class Draft:
         if value is not None:
             self.values[name], self.sources[name] = value, source
 
+    def add(self, name: str, entry: str, source: str) -> None:
+        """One more entry of a list; a second flag for the same one changes nothing."""
+        entries, sources = self.values.setdefault(name, []), self.sources.get(name)
+        entries += [] if entry in entries else [entry]
+        self.sources[name] = source if sources is None else f"{sources} {source}"
+
     def fields(self, table: dict[str, tuple[str, Default]]) -> None:
         """Fields that are one flag's value each."""
         types_of = names()

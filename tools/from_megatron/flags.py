@@ -6,6 +6,7 @@ one value with which it changes nothing, while any other is not supported.
 
 import difflib
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -67,7 +68,7 @@ def _all() -> Iterator[Flag]:
         yield Flag(name, "1", "translated")
     for name in (*translated.SWITCHES, *translated.EXPERT_SWITCHES, *translated.KERNELS):
         yield Flag(name, "0", "translated")
-    for entry in (*translated.MEGATRON_FIELDS, *translated.RULES.split()):
+    for entry in (*itertools.chain(*translated.MEGATRON_FIELDS.values()), *translated.RULES.split()):
         yield _flag(entry, "translated", "")
     for name in forks.RENAMED:
         yield Flag(name, "1", "translated", fork=True)

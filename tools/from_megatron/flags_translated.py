@@ -122,8 +122,6 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "overlap-grad-reduce": ("parallel.overlap_grad_reduce", True),
     "overlap-param-gather": ("parallel.overlap_param_gather", True),
     "tp-comm-overlap": ("kernels.tp_comm_overlap", True),
-    "use-nccl-ub": ("parallel.nccl_ub", True),
-    "use-sharp": ("parallel.use_sharp", True),
     "disable-bias-linear": ("model.add_bias_linear", False),
     "add-qkv-bias": ("model.add_qkv_bias", True),
     "qk-layernorm": ("model.qk_layernorm", True),
@@ -138,7 +136,6 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "first-last-layers-bf16": ("precision.first_last_layers_bf16", True),
     "use-precision-aware-optimizer": ("optimizer.use_precision_aware_optimizer", True),
     "optimizer-cpu-offload": ("optimizer.optimizer_cpu_offload", True),
-    "overlap-cpu-optimizer-d2h-h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d", True),
     "log-params-norm": ("log.log_params_norm", True),
     "log-num-zeros-in-grad": ("log.log_num_zeros_in_grad", True),
     "deterministic-mode": ("train.deterministic_mode", True),
@@ -169,24 +166,28 @@ KERNELS: dict[str, tuple[str, str]] = {
 """A switch sets a field; left out unless given, as Triplane's defaults turn on what can run. For that, asked for: auto,
 which a laptop understands, too."""
 
-MEGATRON_FIELDS: dict[str, str] = {
-    "cuda-graph-warmup-steps=1": "cuda_graph_warmup_steps",
-    "fp8-margin=1": "fp8_margin",
-    "fp8-interval=1": "fp8_interval",
-    "fp8-amax-history-len=1": "fp8_amax_history_len",
-    "fp8-amax-compute-algo=1": "fp8_amax_compute_algo",
-    "no-fp8-wgrad": "fp8_wgrad=False",
-    "disable-fp8-wgrad": "fp8_wgrad=False",
-    "microbatch-group-size-per-virtual-pipeline-stage=1": "microbatch_group_size_per_vp_stage",
-    "moe-input-jitter-eps=1": "moe_input_jitter_eps",
-    "moe-router-force-load-balancing": "moe_router_force_load_balancing=True",
-    "moe-enable-deepep": "moe_enable_deepep=True",
-    "moe-flex-dispatcher-backend=1": "moe_flex_dispatcher_backend",
-    "moe-deepep-num-sms=1": "moe_deepep_num_sms",
-    "moe-router-padding-for-fp8": "moe_router_padding_for_fp8=True",
-    "moe-router-padding-for-quantization": "moe_router_padding_for_quantization=True",
+MEGATRON_FIELDS: dict[str, dict[str, str]] = {
+    "model.megatron": {
+        "cuda-graph-warmup-steps=1": "cuda_graph_warmup_steps",
+        "fp8-margin=1": "fp8_margin",
+        "fp8-interval=1": "fp8_interval",
+        "fp8-amax-history-len=1": "fp8_amax_history_len",
+        "fp8-amax-compute-algo=1": "fp8_amax_compute_algo",
+        "no-fp8-wgrad": "fp8_wgrad=False",
+        "disable-fp8-wgrad": "fp8_wgrad=False",
+        "microbatch-group-size-per-virtual-pipeline-stage=1": "microbatch_group_size_per_vp_stage",
+        "moe-input-jitter-eps=1": "moe_input_jitter_eps",
+        "moe-router-force-load-balancing": "moe_router_force_load_balancing=True",
+        "moe-enable-deepep": "moe_enable_deepep=True",
+        "moe-flex-dispatcher-backend=1": "moe_flex_dispatcher_backend",
+        "moe-deepep-num-sms=1": "moe_deepep_num_sms",
+        "moe-router-padding-for-fp8": "moe_router_padding_for_fp8=True",
+        "moe-router-padding-for-quantization": "moe_router_padding_for_quantization=True",
+    },
+    "parallel.megatron": {"use-nccl-ub": "nccl_ub=True", "use-sharp": "use_sharp=True"},
+    "optimizer.megatron": {"overlap-cpu-optimizer-d2h-h2d": "overlap_cpu_optimizer_d2h_h2d=True"},
 }
-"""What megatron-core's TransformerConfig takes by this name, through model.megatron; left out unless given."""
+"""What megatron-core takes by this name, by the list that hands it through; left out unless given."""
 
 RULES = """
     num-layers=1 encoder-num-layers=1 hidden-size=1 ffn-hidden-size=1 kv-channels=1 seq-length=1 encoder-seq-length=1

@@ -65,7 +65,7 @@ def _streams(draft: Draft) -> None:
     if others := [name for name in groups if name not in known]:
         draft.irrelevant.append(f"{flag} {' '.join(others)}: Triplane has no such group")
     if own := [name for name in groups if name in known]:
-        draft.put("parallel.high_priority_stream_groups", own, flag)
+        draft.add("parallel.megatron", f"high_priority_stream_groups={own}", flag)
 
 
 def _sharding(draft: Draft) -> None:

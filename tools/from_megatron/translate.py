@@ -87,15 +87,12 @@ def _kernels(draft: Draft) -> None:
 
 def _megatron_fields(draft: Draft) -> None:
     """Fields of megatron-core's own that the recipe hands through."""
-    entries, sources = [], []
-    for flag, entry in table.MEGATRON_FIELDS.items():
-        name = flag.partition("=")[0]
-        if draft.arguments.switch(name):
-            text = draft.arguments.text(name)
-            entries.append(entry if text is None else f"{entry}={text}")
-            sources.append(f"--{name}")
-    if entries:
-        draft.put("model.megatron", list(dict.fromkeys(entries)), " ".join(sources))
+    for field, entries in table.MEGATRON_FIELDS.items():
+        for flag, entry in entries.items():
+            name = flag.partition("=")[0]
+            if draft.arguments.switch(name):
+                text = draft.arguments.text(name)
+                draft.add(field, entry if text is None else f"{entry}={text}", f"--{name}")
 
 
 def _others(draft: Draft) -> None:

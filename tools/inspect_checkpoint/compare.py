@@ -15,6 +15,7 @@ from tools.inspect_checkpoint.text import columns, finite, number, some
 from tools.shared.dtypes import FLOATS, cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import FileReader
+from training.config.deprecated import in_current_names
 
 What = Literal["weights", "exp_avg", "exp_avg_sq", "generators", "other"]
 Outcome = Literal["equal", "rounded", "differs", "shape", "dtype", "first", "second"]
@@ -168,7 +169,7 @@ class Field:
 
 def differing(one: Checkpoint, other: Checkpoint) -> list[Field]:
     """Every field of state.json and config.toml that is not the same in both, sorted within each file."""
-    return [*_pairs("", one.state, other.state), *_pairs("config.", one.config, other.config)]
+    return [*_pairs("", one.state, other.state), *_pairs("config.", *map(in_current_names, (one.config, other.config)))]
 
 
 def _pairs(prefix: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Field]:

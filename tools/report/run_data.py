@@ -13,6 +13,7 @@ from parallel.processes import is_running, machine
 from parallel.schema import JSON
 from parallel.untrusted import InputError, parse_json, read_bytes, read_toml, toml_table
 from tools.report.metrics_table import MetricsTable, read_metrics
+from training.config.deprecated import in_current_names
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.metrics.redaction import redacted
@@ -136,7 +137,7 @@ def _lives(folder: Path) -> bool:
 
 def _config(folder: Path) -> dict[str, JSON]:
     with contextlib.suppress(OSError, InputError):
-        return dict(_flat(redacted(read_toml(folder / "config.toml"))))
+        return dict(_flat(redacted(in_current_names(read_toml(folder / "config.toml", dict[str, JSON])))))
     return {}
 
 

@@ -4,6 +4,7 @@ tyro converts the values; flags are checked before, so that everything wrong wit
 said at once and in the words that are used for a recipe.
 """
 
+import itertools
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from parallel.errors import SharedMistake
 from parallel.schema import type_name
 from parallel.switches import negated, truth
 from training.cli import help
-from training.config.deprecated import renamed
+from training.config.deprecated import OLD_FIELDS, new_names, with_old_flags
 from training.config.recipe import did_you_mean, names
 from training.config.run_config import RunConfig
 
@@ -32,46 +33,80 @@ def override(default: RunConfig, arguments: Sequence[str], prog: str) -> RunConf
     if asked:
         help.show(default, prog, everything="--help_all" in asked)
         raise SystemExit(0)
-    return tyro.cli(
+    words, old = _checked(arguments)
+    config: RunConfig = tyro.cli(
         RunConfig,
         prog=prog,
-        args=_checked(arguments),
+        args=words,
         default=default,
         use_underscores=True,
         config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
     )
+    return with_old_flags(config, old, given(arguments, current=True)) if old else config
 
 
-def given(arguments: Sequence[str]) -> frozenset[str]:
-    """Dotted names of the fields that flags set."""
-    known = names()
-    return frozenset(_field(flag, known) for flag, _ in _groups(arguments))
+def given(arguments: Sequence[str], current: bool = False) -> frozenset[str]:
+    """Dotted names of the fields that flags set; of an old name's, those that it is now. current: none of
+    an old one."""
+    known = names() if current else _known()
+    found = [_field(flag, known) for flag, _ in _groups(arguments)]
+    if current:
+        return frozenset(found)
+    return frozenset(itertools.chain(*(new_names(name) if name in OLD_FIELDS else (name,) for name in found)))
 
 
-def _checked(arguments: Sequence[str]) -> list[str]:
-    """The arguments as tyro wants them. Raises SharedMistake with everything that it could not read."""
-    known, words, problems = names(), list[str](), list[str]()
+def _known() -> dict[str, Any]:
+    """The type of every field, and of those that are fields no more, by its dotted name."""
+    return {name: field.kind for name, field in OLD_FIELDS.items()} | names()
+
+
+def _checked(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The arguments as tyro wants them; and values of old names, which tyro does not know. Raises SharedMistake with
+    everything that it could not read."""
+    known, words, old, problems = _known(), list[str](), dict[str, Any](), list[str]()
     for flag, values in _groups(arguments):
         name = _field(flag, known)
         kind = known.get(name)
+        outdated = name in OLD_FIELDS and name not in names()
         if kind is not None and name != flag.replace("-", "_"):
             if values:
                 problems.append(f"--{flag}: expected no value, as --{name} false has one; found {_cut_short(values)}.")
-            words.append(f"--{name}=False")
+            if outdated:
+                old[name] = False
+            else:
+                words.append(f"--{name}=False")
             continue
         if not flag:
             problems.append(f"unexpected argument {' '.join(values)}. The recipe is the first argument, flags follow.")
         elif kind is None:
-            hint = renamed(name) or did_you_mean(name, list(known), "--")
-            problems.append(f"unknown flag --{flag}.{hint}")
+            problems.append(f"unknown flag --{flag}.{did_you_mean(name, [*names()], '--')}")
         else:
             given = _spelled(values, kind)
             if not _accepts(kind, given):
                 problems.append(f"--{flag}: expected {type_name(kind)}, found {_cut_short(values)}.")
-            words += [f"--{flag}", *given] if len(given) != 1 else [f"--{flag}={given[0]}"]
+            elif outdated:
+                old[name] = _value(kind, given)
+            if not outdated:
+                words += [f"--{flag}", *given] if len(given) != 1 else [f"--{flag}={given[0]}"]
     if problems:
         raise SharedMistake("\n".join([*problems, "All flags: python pretrain_gpt.py --help_all"]))
-    return words
+    return words, old
+
+
+def _value(kind: Any, values: list[str]) -> Any:
+    """What words that ``_accepts`` takes mean."""
+    choice = next(each for each in _alternatives(kind) if _accepts(each, values))
+    if typing.get_origin(choice) is tuple:
+        inner = typing.get_args(choice)
+        kinds = (inner[0],) * len(values) if inner[-1] is Ellipsis else inner
+        return tuple(map(_one, kinds, values))
+    return _one(choice, values[0])
+
+
+def _one(kind: Any, text: str) -> Any:
+    if kind is types.NoneType:
+        return None
+    return text == "True" if kind is bool else kind(text) if kind in (int, float) else text
 
 
 def _field(flag: str, known: Mapping[str, Any]) -> str:

@@ -17,14 +17,14 @@ from training.config.run_config import RunConfig
 RARE = {
     "parallel": "expert_tensor_parallel_size moe_token_dispatcher_type cp_comm_type ddp_bucket_size "
     "distributed_timeout_minutes pipeline_model_parallel_layout account_for_embedding_in_pipeline_split "
-    "account_for_loss_in_pipeline_split high_priority_stream_groups use_sharp nccl_ub "
+    "account_for_loss_in_pipeline_split "
     "use_distributed_optimizer num_distributed_optimizer_instances",
     "kernels": "bias_activation_fusion apply_rope_fusion cross_entropy_loss_fusion gradient_accumulation_fusion "
     "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap attention_backend "
     "tp_comm_overlap cuda_graph_impl",
     "model": "name " + " ".join(name for name, about in declared() if not about.common),
     "precision": "fp8_recipe fp4_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
-    "fp8_param_gather fp8_shadow_interval fp8_shadow_bound fp8_shadow_stop loss_scale initial_loss_scale "
+    "fp8_param_gather fp8_shadow loss_scale initial_loss_scale "
     "min_loss_scale loss_scale_window hysteresis",
     "data": "builtin_vocab_size jsonl_key csv_column eod_token blend_file order megatron_train_samples "
     "require_manifest allow_data_change stream_count on_bad_document max_document_mb max_expansion "
@@ -32,7 +32,7 @@ RARE = {
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style weight_decay_incr_samples "
     "lr_warmup_samples lr_warmup_fraction lr_warmup_init lr_decay_samples lr_wsd_decay_iters lr_wsd_decay_samples "
     "lr_wsd_decay_style optimizer use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_params_dtype "
-    "optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d",
+    "optimizer_cpu_offload optimizer_offload_fraction",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
     "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile recompute_modules "
     "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size activation_offload_fraction "
@@ -42,8 +42,7 @@ RARE = {
     "verify",
     "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus prometheus_address prometheus_port names "
     "log_params_norm log_num_zeros_in_grad layer_stats_interval ranks report",
-    "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour spike_sigma spike_window replica_check_interval "
-    "straggler_interval straggler_ratio memory_interval memory_growth_mib",
+    "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour replica_check_interval watch_interval",
     "profile": "enable_profiling step_start step_end profile_freq ranks use_pytorch_profiler nvtx_ranges "
     "pytorch_profiler_collect_shapes pytorch_profiler_collect_callstack trace_limit_mib record_memory_history "
     "timeline_interval",

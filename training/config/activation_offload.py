@@ -47,9 +47,7 @@ def fine_grained_problems(
             and bool({"expert_fc1", "moe_act"} & set(train.offload_modules))
         ),
         "train.compile: torch.compile does not see when a group of tensors begins and ends": train.compile,
-        "precision.fp8_shadow_interval: its window has other microbatches than a step": (
-            precision.fp8_shadow_interval is not None
-        ),
+        "precision.fp8_shadow: its window has other microbatches than a step": precision.fp8_shadow is not None,
         "precision.fp8_param_gather: weights in fp8 were not compared with it yet": precision.fp8_param_gather,
         'offload_modules "expert_fc1" and precision.fp8_recipe = "delayed": Transformer Engine keeps no such input': (
             precision.fp8 is not None and precision.fp8_recipe == "delayed" and "expert_fc1" in train.offload_modules

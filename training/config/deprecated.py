@@ -1,56 +1,187 @@
-"""Names that recipe fields had before 0.2.0: config.toml files of runs and checkpoints hold them. Delete with 0.3.0."""
+"""Names that recipe fields had before 0.2.0, in recipes, in config.toml files of runs and checkpoints, and as flags.
 
+``old_names`` has the table. Delete both with 0.3.0.
+"""
+
+import dataclasses
+import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parallel.errors import SharedMistake
+from parallel.schema import structured
 from parallel.untrusted import InputError
+from training.config.old_names import MOVED, Contradiction, Moved, Values
+from training.config.run_config import RunConfig
 
-RENAMED: Mapping[str, tuple[str, ...]] = {
-    "data.accept_change": ("data.allow_data_change",),
-    "data.reset": ("data.reset_attention_mask", "data.reset_position_ids"),
-    "parallel.fit": ("parallel.elastic",),
-}
-VALUES: Mapping[str, Mapping[Any, bool]] = {"data.reset": {"none": False, "attention": True}}
-_warned = set[Path]()
+UNTIL = "Old names are accepted until version 0.3.0."
+OLD_FIELDS = {name: field for entry in MOVED for name, field in entry.old.items()}
+"""By dotted names."""
+_warned = set[str]()
 
 
-def with_current_names(table: dict[str, Any], recipe: Path) -> dict[str, Any]:
-    """A recipe's table, old names replaced; one warning line per file, from rank 0.
+@dataclass(slots=True)
+class Translation:
+    """What became of a set of old values."""
 
-    Raises InputError where an old and its new name are both there. What is no table, or has a value that the old field
-    did not have, is left for the check against the types.
+    values: dict[str, Any]
+    """New ones by dotted names."""
+    lines: list[str]
+    """What is now what, for the warning."""
+    silent: list[str]
+    """Old names that only say what holds without them."""
+
+
+def translated(old: Values, given: Values, now: Values, *, over: bool) -> Translation:
+    """Old values as new ones.
+
+    given: new values that stand beside them. now: what the new fields are, given or not. over: the old values are put
+    over ``now``, as flags are over a recipe, so that even a default says something. Raises Contradiction.
     """
-    found = {name: dict(value) if isinstance(value, dict) else value for name, value in table.items()}
-    old = [name for name in RENAMED if _field(name) in _section(found, name)]
-    for name in old:
-        section = _section(found, name)
-        value = section.pop(_field(name))
-        known = VALUES.get(name, {})
-        for new in RENAMED[name]:
-            if _field(new) in section:
-                raise InputError(
-                    recipe, f"{name} and {new} are both there: {name} is the old name of it. Remove {name}."
-                )
-            section[_field(new)] = known.get(value, value) if isinstance(value, str) else value
-    if old and recipe not in _warned and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
-        _warned.add(recipe)
-        names = "; ".join(f"{name} is now {' and '.join(RENAMED[name])}" for name in old)
-        print(f"warning: {recipe}: {names}. Old names are accepted until version 0.3.0.", file=sys.stderr, flush=True)
+    found = Translation(values={}, lines=[], silent=[])
+    for entry in MOVED:
+        here = {name: old[name] for name in entry.old if name in old}
+        telling = {name: value for name, value in here.items() if over or value != entry.old[name].default}
+        both = [name for name in entry.new if name in given]
+        if both and here and (over or not entry.beside):
+            raise Contradiction(
+                f"{next(iter(here))} and {both[0]} are both there: {next(iter(here))} is the old name of it. "
+                f"Remove {next(iter(here))}."
+            )
+        found.silent += [name for name in here if name not in telling]
+        if telling:
+            new = entry.becomes(telling, {name: found.values.get(name, now[name]) for name in entry.new})
+            found.values |= new
+            found.lines.append(
+                f"{' and '.join(telling)} {'is' if len(telling) == 1 else 'are'} now {_said(entry, new)}"
+            )
     return found
 
 
-def renamed(name: str) -> str:
-    """What to say of an unknown flag or key that had this name; empty where none had."""
-    return f" It is {' and '.join(RENAMED[name])} now." if name in RENAMED else ""
+def with_current_names(content: dict[str, Any], recipe: Path) -> dict[str, Any]:
+    """A recipe's table, old names replaced; one warning line per file, from rank 0.
+
+    Raises InputError where an old value is none that the field had, or an old and its new name are both there. What is
+    no table is left for the check against the types.
+    """
+    found, old, problems = _without_old(content)
+    if problems:
+        raise InputError(recipe, "\n  ".join(problems))
+    given = _flat(found)
+    if not old or _wrong(given):
+        return found
+    try:
+        translation = translated(old, given, _defaults() | given, over=False)
+    except Contradiction as error:
+        raise InputError(recipe, str(error)) from None
+    _put(found, translation.values)
+    warn(translation, str(recipe))
+    return found
 
 
-def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    section = table.get(name.partition(".")[0])
-    return section if isinstance(section, dict) else {}
+def with_old_flags(config: RunConfig, old: Values, given: Collection[str]) -> RunConfig:
+    """``config`` with what flags of old names say put over it. given: new fields that flags have set, too.
+
+    Raises SharedMistake where these are what an old name became.
+    """
+    now = _flat(dataclasses.asdict(config))
+    try:
+        translation = translated(old, {name: now[name] for name in given if name in now}, now, over=True)
+    except Contradiction as error:
+        raise SharedMistake(f"flags: {error}") from None
+    warn(translation, "flags")
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in translation.values.items():
+        section, _, key = name.partition(".")
+        sections.setdefault(section, {})[key] = tuple(value) if isinstance(value, list) else value
+    changed = {name: dataclasses.replace(getattr(config, name), **fields) for name, fields in sections.items()}
+    return dataclasses.replace(config, **changed)
 
 
-def _field(name: str) -> str:
-    return name.partition(".")[2]
+def in_current_names(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for what is shown or compared: without a warning, and as it is where it cannot be translated."""
+    found, old, problems = _without_old(content)
+    given = _flat(found)
+    if problems or _wrong(given):
+        return dict(content)
+    try:
+        _put(found, translated(old, given, _defaults() | given, over=False).values)
+    except Contradiction:
+        return dict(content)
+    return found
+
+
+def warn(translation: Translation, where: str) -> None:
+    """One line, once in a process, from rank 0."""
+    first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    if where in _warned or not first or not (translation.lines or translation.silent):
+        return
+    _warned.add(where)
+    silent = translation.silent
+    several = f" and {len(silent) - 1} more can go: defaults" if silent[1:] else " can go: default"
+    more = [silent[0] + several] if silent else []
+    print(f"warning: {where}: {'; '.join([*translation.lines, *more])}. {UNTIL}", file=sys.stderr, flush=True)
+
+
+def new_names(name: str) -> tuple[str, ...]:
+    """What an old name is now; nothing for a constant."""
+    return next(entry.new for entry in MOVED if name in entry.old)
+
+
+def _said(entry: Moved, new: Values) -> str:
+    if entry.now or not new:
+        return entry.now or "what holds without"
+    return ", ".join(
+        f"{name} = {json.dumps(value)}" if value is not None else f"no {name}" for name, value in new.items()
+    )
+
+
+def _without_old(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """The table without old names, these as their fields' types had them, and what is wrong with them."""
+    found = {name: dict(value) if isinstance(value, dict) else value for name, value in content.items()}
+    old, problems = dict[str, Any](), list[str]()
+    for name, field in OLD_FIELDS.items():
+        section, _, key = name.partition(".")
+        own = found.get(section)
+        if isinstance(own, dict) and key in own:
+            old[name], wrong = structured(own.pop(key), field.kind)
+            problems += [f"{name}: {line}" for line in wrong]
+    return found, old, problems
+
+
+def _put(content: dict[str, Any], values: Values) -> None:
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        own = content.setdefault(section, {})
+        if isinstance(own, dict):
+            own.pop(key, None)
+            own |= {} if value is None else {key: list(value) if isinstance(value, tuple) else value}
+
+
+def _wrong(given: Values) -> bool:
+    """Whether a new field that old ones are put beside is not of its type, which the check against the types says."""
+    own = {name: value for name, value in given.items() if any(name in entry.new for entry in MOVED)}
+    return bool(structured(_nested(own), RunConfig)[1])
+
+
+def _nested(values: Values) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    _put(found, values)
+    return found
+
+
+def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, own in content.items()
+        if isinstance(own, dict)
+        for key, value in own.items()
+    }
+
+
+def _defaults() -> dict[str, Any]:
+    return _flat(dataclasses.asdict(RunConfig()))

@@ -47,7 +47,9 @@ def dispatcher_problems(parallel: ParallelConfig, device: Literal["auto", "cpu",
 def buffer_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
     """All ranks meet once for each buffer that megatron-core registers with NCCL: a stage without experts has fewer."""
     if parallel.nccl_ub and parallel.pipeline_model_parallel_size > 1 and shape.num_moe_experts:
-        return ["parallel.nccl_ub cannot be with experts and parallel.pipeline_model_parallel_size > 1: it would hang."]
+        return [
+            "parallel.megatron: nccl_ub cannot be with experts and pipeline_model_parallel_size > 1: it would hang."
+        ]
     return []
 
 
@@ -90,7 +92,7 @@ def graph_problems(
         "model.parallel_residual: attention hands its input on, beside what a graph returns": shape.parallel_residual,
         "model.window_size: sliding windows were not captured yet": any(shape.window_blocks),
         'precision.dtype = "fp16": it was not captured yet': precision.dtype == "fp16",
-        "parallel.nccl_ub: its buffers were not captured yet": parallel.nccl_ub,
+        "nccl_ub in parallel.megatron: its buffers were not captured yet": parallel.nccl_ub,
         "train.recompute or recompute_granularity: what is recomputed was not captured yet": recomputes,
         f"precision.{precision.products}: its products were not captured yet": precision.products is not None,
         "parallel.context_parallel_size > 1: its exchanges were not captured yet": parallel.context_parallel_size > 1,
@@ -116,9 +118,9 @@ def sharding_problems(
             "fully_shard's fp32 shards have no loss scale. Use bf16",
             precision.dtype == "fp16",
         ),
-        "precision.fp8_shadow_interval": (
+        "precision.fp8_shadow": (
             "its window needs the whole gradients of one microbatch. Leave it out",
-            precision.fp8_shadow_interval is not None,
+            precision.fp8_shadow is not None,
         ),
         'kernels.cuda_graph_impl = "local"': ('a graph keeps the addresses of weights, which move. Use "none"', graphs),
         "kernels.tp_comm_overlap": ("its buffers were not compared with it yet. Leave it out", userbuffers),
@@ -194,7 +196,7 @@ def param_gather_problems(parallel: ParallelConfig, precision: PrecisionConfig) 
 
     Transformer Engine 2.19 keeps two copies of an mxfp8 weight and lets neither lie in the buffer that is gathered
     (replace_raw_data), so megatron-core gathers 16 bits in the gradients' memory. Overlapped, gradients are there at
-    all moments but the start of a step: evaluation, a window of fp8_shadow_interval and a checkpoint would gather them
+    all moments but the start of a step: evaluation, a window of fp8_shadow and a checkpoint would gather them
     as weights.
     """
     if not precision.fp8_param_gather:

@@ -5,19 +5,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.megatron_fields import megatron_field_problems
+from parallel.megatron_fields import megatron_field_problems, parse
 from training.config.import_path import form_problems
 from training.config.lr_schedule import DecayStyle, WeightDecayStyle, WSDDecayStyle
 
 StateDtype = Literal["fp32", "bf16", "fp16", "fp8"]
 
+OVERLAP = "overlap_cpu_optimizer_d2h_h2d"
 STATE_FIELDS = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")
 OWNED_OPTIMIZER_FIELDS = frozenset({
     "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16",
     "fp16", "params_dtype", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
     "hysteresis", "use_distributed_optimizer", "overlap_param_gather", "reuse_grad_buf_for_mxfp8_param_ag",
     "use_precision_aware_optimizer", "main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "store_param_remainders", "optimizer_cpu_offload", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d",
+    "store_param_remainders", "optimizer_cpu_offload", "optimizer_offload_fraction",
 })  # fmt: skip
 
 
@@ -116,12 +117,9 @@ class OptimizerConfig:
     optimizer_offload_fraction: float = 1.0
     """Of the elements of each rank's shard: the share that is offloaded, the first parameters. Only with ZeRO-1."""
 
-    overlap_cpu_optimizer_d2h_h2d: bool = False
-    """Copy the next parameter's gradient while the host updates one, and updated weights back meanwhile. Only with
-    ZeRO-1."""
-
     megatron: tuple[str, ...] = ()
-    """More of mcore's OptimizerConfig, as "field=value" strings."""
+    """More of mcore's OptimizerConfig, as "field=value" strings. "overlap_cpu_optimizer_d2h_h2d=True", with
+    optimizer_cpu_offload and ZeRO-1: copies run while the host updates."""
 
     def plain_state(self) -> "OptimizerConfig":
         """With the state in fp32, beside the weights, as every device can keep it."""
@@ -230,7 +228,7 @@ def _offload_problems(
     if parallel.fully_sharded:
         of_zero1 = {
             "optimizer_offload_fraction": optimizer.optimizer_offload_fraction < 1,
-            "overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_cpu_optimizer_d2h_h2d,
+            f"megatron: {OVERLAP}": bool(parse(optimizer.megatron).get(OVERLAP)),
         }
         yield from (
             f'optimizer.{name} needs ZeRO-1, found "{parallel.data_parallel_sharding_strategy}", with which all shards '

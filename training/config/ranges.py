@@ -31,7 +31,7 @@ LARGEST: dict[str, int] = {
         10_000,
     ),
     **dict.fromkeys(
-        ("data.builtin_vocab_size", "train.micro_batch_size", "fault.spike_window", "train.generate_tokens"), 1 << 24
+        ("data.builtin_vocab_size", "train.micro_batch_size", "train.generate_tokens"), 1 << 24
     ),
     "data.stream_count": 1 << 16,
     "train.global_batch_size": (1 << 31) - 1,

@@ -40,26 +40,12 @@ class FaultConfig:
     that loop.sh or the batch script resumes the newest checkpoint, and skip the update of the batch that spiked
     (RUN_DIR/skipped_samples.json)."""
 
-    spike_sigma: float = 6.0
-    """Standard deviations above the mean of the last spike_window iterations that make a jump."""
-
-    spike_window: int = 128
-    """Iterations that a jump is measured against; nothing is one before half of them are known."""
-
     replica_check_interval: int = 100
     """Iterations from one comparison of replicas' weights (and before each save) to the next. 0: never."""
 
-    straggler_interval: int = 50
-    """Iterations from one comparison of the ranks' speed to the next. 0: never."""
-
-    straggler_ratio: float = 1.3
-    """How many times as long as its peers a rank must compute to be named."""
-
-    memory_interval: int = 50
-    """Iterations between two checks of each rank's memory. 0: never."""
-
-    memory_growth_mib: float = 256.0
-    """MiB by which a rank's memory must have risen steadily, over ten looks or more, to be named."""
+    watch_interval: int = 50
+    """Iterations from one look for ranks that compute slower than their peers, or whose memory grows, to the next.
+    0: never."""
 
     failures_per_gpu_hour: float = FAILURES_PER_GPU_HOUR
     """Failures that end the job, per GPU and hour, by which a run says how often it had better save. The default is
@@ -75,13 +61,8 @@ class FaultConfig:
 
     def _watch_problems(self) -> list[str]:
         least = {
-            "spike_sigma": (self.spike_sigma, 1),
-            "spike_window": (self.spike_window, 4),
             "replica_check_interval": (self.replica_check_interval, 0),
-            "straggler_interval": (self.straggler_interval, 0),
-            "straggler_ratio": (self.straggler_ratio, 1.1),
-            "memory_interval": (self.memory_interval, 0),
-            "memory_growth_mib": (self.memory_growth_mib, 1),
+            "watch_interval": (self.watch_interval, 0),
             "failures_per_gpu_hour": (self.failures_per_gpu_hour, 0),
         }
         return [

@@ -30,7 +30,7 @@ from training.step import StepResult
 
 
 class ShadowWindow(Callback):
-    """Every ``fp8_shadow_interval`` iterations, after the update: two passes over the iteration's first microbatch.
+    """Every ``shadow.interval`` iterations, after the update: two passes over the iteration's first microbatch.
 
     Costs 2 / (microbatches of a step) of a step's time each, and of memory what a replay keeps. With virtual stages,
     whose schedule wants as many microbatches as pipeline ranks, that many run. Gradients go into the buffers that the
@@ -51,15 +51,16 @@ class ShadowWindow(Callback):
         micro_batch_size: int,
     ) -> None:
         """newest: this rank's microbatches of the iteration that has just ended."""
-        self.precision, self.chunks, self.ranks, self.newest = precision, chunks, ranks, newest
+        assert precision.shadow is not None
+        self.shadow, self.precision, self.chunks, self.ranks = precision.shadow, precision, chunks, ranks
+        self.newest = newest
         self.seq_length, self.micro_batch_size = seq_length, micro_batch_size
         self.before = Before(chunks, optimizer, ranks)
         self.blocks = by_block(chunks)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
-        """Collective. Raises SharedFault, on every rank, with ``fp8_shadow_stop`` where a difference is too large."""
-        assert self.precision.fp8_shadow_interval is not None
-        if progress.iteration % self.precision.fp8_shadow_interval:
+        """Collective. Raises SharedFault, on every rank, with ``shadow.stop`` where a difference is too large."""
+        if progress.iteration % self.shadow.interval:
             return
         microbatches = self.newest()[: self.ranks.layout.pp if self.ranks.layout.vpp > 1 else 1]
         metrics.begin_step()
@@ -97,18 +98,17 @@ class ShadowWindow(Callback):
             f"iteration {progress.iteration}: {name} against bf16, the same weights and microbatch: loss differs by "
             f"{loss:.2%}, gradient norm by {norm:.2%} in {block}"
         )
-        bound = self.precision.fp8_shadow_bound
-        if max(loss, norm) <= bound:
+        if max(loss, norm) <= self.shadow.bound:
             self.ranks.say(text)
             return
         other = "another precision.fp8_recipe" if name == "fp8" else "precision.fp8"
         text += (
-            f", more than precision.fp8_shadow_bound {bound:.2%}. Keep such layers in bf16 "
+            f", more than precision.fp8_shadow's {self.shadow.bound:.2%}. Keep such layers in bf16 "
             f"(precision.first_last_layers_bf16), take {other}, "
             f"or leave precision.{name} out"
         )
-        if self.precision.fp8_shadow_stop:
-            raise SharedFault(f"{text}. Stopped (precision.fp8_shadow_stop); the newest checkpoint is from before.")
+        if self.shadow.stop:
+            raise SharedFault(f"{text}. Stopped (precision.fp8_shadow); the newest checkpoint is from before.")
         self.ranks.say(f"warning: {text}")
 
 

@@ -47,9 +47,6 @@ def build_health(parts: RankParts, run_dir: Path, entries: Mapping[str, Any], no
     policy = HealthPolicy(fault, nonfinite, replicas, SkippedBatches(run_dir, ranks), ranks, note)
     policy.restore(entries.get(ENTRY))
     callbacks: list[Callback] = [policy]
-    if fault.straggler_interval:
-        stopwatch = Stopwatch(chunks, ranks)
-        callbacks.append(Stragglers(stopwatch, fault.straggler_interval, fault.straggler_ratio, ranks, note))
-    if fault.memory_interval:
-        callbacks.append(MemoryGrowth(fault.memory_interval, fault.memory_growth_mib, ranks, note))
+    if every := fault.watch_interval:
+        callbacks += [Stragglers(Stopwatch(chunks, ranks), every, ranks, note), MemoryGrowth(every, ranks, note)]
     return Health(policy=policy, callbacks=callbacks, parts=parts)

@@ -19,6 +19,9 @@ from training.progress import Progress
 from training.run_dir.history import Note, unnoted
 from training.step import StepResult
 
+GROWTH_MIB = 256.0
+"""A rise must have come to so many: allocators and caches of libraries settle within tens of MiB, and a leak that
+matters passes this long before a node is full."""
 LOOKS = 10
 """A rise must have gone on over so many looks."""
 KEPT = 40
@@ -55,8 +58,8 @@ class MemoryGrowth(Callback):
     A leak is in all ranks as a rule: a look names one of them, and counts the others.
     """
 
-    def __init__(self, interval: int, growth_mib: float, ranks: Ranks, note: Note = unnoted) -> None:
-        self.interval, self.growth_mib, self.ranks, self.note = interval, growth_mib, ranks, note
+    def __init__(self, interval: int, ranks: Ranks, note: Note = unnoted) -> None:
+        self.interval, self.ranks, self.note = interval, ranks, note
         self.host, self.gpu = Series(), Series()
         self.named: set[tuple[int, str]] = set()
         self.looks = 0
@@ -70,7 +73,7 @@ class MemoryGrowth(Callback):
         self.host.add(progress.iteration, host_mib())
         if self.ranks.device.type == "cuda":
             self.gpu.add(progress.iteration, torch.cuda.memory_allocated(self.ranks.device) / MEBIBYTE)
-        own = [self.host.slope(self.growth_mib), host_room_mib(), self.gpu.slope(self.growth_mib), self._gpu_room_mib()]
+        own = [self.host.slope(GROWTH_MIB), host_room_mib(), self.gpu.slope(GROWTH_MIB), self._gpu_room_mib()]
         table = gathered_rows(own, self.ranks)
         for kind, column in (("memory", 0), ("GPU memory", 2)):
             rises = {rank: row[column] for rank, row in enumerate(table) if row[column] > 0}

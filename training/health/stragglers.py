@@ -101,6 +101,9 @@ def _attention(chunks: Chunks) -> Sequence[nn.Module]:
     ]
 
 
+RATIO = 1.3
+"""How many times as long as its peers a rank must compute to be named. Healthy cards of one kind differ by a few
+percent (clocks, temperature), and experts by their load; a card that throttles takes 1.5 times as long or more."""
 RECOVERED = 1.1
 """A named rank that is no slower than this is as fast as its peers again, and can be named again."""
 DELAYED = 1.5
@@ -118,8 +121,8 @@ class Stragglers(Callback):
     what disturbs some of them (another program, a save) does not count, but a slow card, or processor, does.
     """
 
-    def __init__(self, watch: Stopwatch, interval: int, ratio: float, ranks: Ranks, note: Note = unnoted) -> None:
-        self.watch, self.interval, self.ratio, self.ranks, self.note = watch, interval, ratio, ranks, note
+    def __init__(self, watch: Stopwatch, interval: int, ranks: Ranks, note: Note = unnoted) -> None:
+        self.watch, self.interval, self.ranks, self.note = watch, interval, ranks, note
         self.named, self.suspected, self.iteration = set[int](), set[int](), 0
         self.groups = peers(ranks.layout, watch.whole_stage)
         self.steps_s: list[float] = []
@@ -139,12 +142,12 @@ class Stragglers(Callback):
         table = gathered_rows([self.watch.quartile_s(), step_s], self.ranks)
         slow = slowness([row[0] for row in table], self.groups)
         self._tell_slow(slow, count)
-        explained = max(slow.values()) >= self.ratio
+        explained = max(slow.values()) >= RATIO
         self._tell_delay(statistics.median(row[1] for row in table), explained)
 
     def _tell_slow(self, slow: Mapping[int, float], count: int) -> None:
         self.named = {rank for rank in self.named if slow[rank] > RECOVERED}
-        now = {rank for rank in slow if slow[rank] >= self.ratio}
+        now = {rank for rank in slow if slow[rank] >= RATIO}
         confirmed, self.suspected = now & self.suspected, now
         new = sorted(confirmed - self.named, key=lambda rank: (-slow[rank], rank))
         self.named |= confirmed

@@ -51,7 +51,7 @@ class HealthPolicy(Callback, UpdatePolicy):
     ) -> None:
         self.fault, self.nonfinite, self.replicas, self.ranks, self.note = fault, nonfinite, replicas, ranks, note
         self.skipped_batches = skipped_batches
-        self.spikes = Spikes(fault.spike_window, fault.spike_sigma)
+        self.spikes = Spikes(SPIKE_WINDOW, SPIKE_SIGMA)
         self.overflows = Overflows()
         self.progress = Progress()
 
@@ -161,6 +161,11 @@ class Overflows:
         )
 
 
+SPIKE_SIGMA = 6.0
+"""Standard deviations above the mean that make a jump: OLMo-core's rule. Noise of 6 sigma comes once in 10^9
+iterations, and the batches that hurt a run jump by tens."""
+SPIKE_WINDOW = 128
+"""Iterations that a jump is measured against, OLMo-core's too; nothing is one before half of them are known."""
 FLOOR = 1e-3
 """Least standard deviation, as a share of the mean."""
 

@@ -123,7 +123,7 @@ METRICS: dict[str, Metric] = dict([
     _metric("z_loss", "", "mean", "the same for the router's z-loss", "z_loss"),
     _metric("recompilations", "", "sum", "of functions within blocks since the last line, over all ranks, with `train.compile`; those of a start's first step do not count", counter="increments"),
     _metric("recompiled", "", "sum", "which functions those were, with the guard of torch.compile that failed, and how often: a table, where there are any; not a curve"),
-    _metric("fp8/shadow_loss_difference", "", "max", "of fp8, or fp4, from bf16, relative; the worst rank, with `precision.fp8_shadow_interval`"),
+    _metric("fp8/shadow_loss_difference", "", "max", "of fp8, or fp4, from bf16, relative; the worst rank, with `precision.fp8_shadow`"),
     _metric("fp8/shadow_grad_norm_difference", "", "max", "the same for the gradient norm of the worst layer"),
 ])  # fmt: skip
 """By name, in the order of the documentation."""

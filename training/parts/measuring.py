@@ -28,7 +28,7 @@ from training.step import RankParts
 def build_shadow(run: TrainingRun, parts: RankParts, stream: BatchStream) -> list[ShadowWindow]:
     """The comparison of fp8 or fp4 with bf16; none where it is not asked for, or on a CPU, where both are off."""
     config = run.config
-    if config.precision.fp8_shadow_interval is None or run.ranks.device.type == "cpu":
+    if config.precision.shadow is None or run.ranks.device.type == "cpu":
         return []
     window = ShadowWindow(
         config.precision,

@@ -15,6 +15,7 @@ from training.checkpoint.restoring import Restored
 from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import JSON
+from training.config.deprecated import in_current_names
 from training.config.recipe import dump, sections, whole
 from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries
@@ -188,9 +189,9 @@ def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
 
 def _meant(recipe: str) -> dict[str, JSON]:
     """A recipe's fields by name, with every number of its model where it can be resolved."""
-    flat = dict(_flat(toml_table(recipe, RECIPE)))
-    table = toml_table(recipe, RECIPE).get("model", {})
-    config, problems = structured(table, ModelConfig)
+    table = in_current_names(toml_table(recipe, RECIPE))
+    flat = dict(_flat(table))
+    config, problems = structured(table.get("model", {}), ModelConfig)
     if problems:  # of a later version, say
         return flat
     try:

@@ -26,7 +26,7 @@ NCCL: tuple[tuple[str, Any, Any], ...] = (
     ("use_sharp", False, True),
     ("nccl_ub", False, True),
 )
-"""Of the section ``parallel``: field, off, on."""
+"""Of ``parallel.megatron``: field, off, on."""
 PRECISION: tuple[tuple[str, Any, Any], ...] = (("fp8_param_gather", False, True),)
 """Of the section ``precision``, with fp8 both times."""
 VARIABLES: tuple[tuple[str, Any, Any], ...] = (("NCCL_NVLS_ENABLE", "0", "1"),)
@@ -136,7 +136,8 @@ def switched(base: RunConfig, name: str, value: Any, gpus: int) -> RunConfig:
         raise UnrunError("one GPU has no collectives")
     if environ_of(name, value):
         return base
-    changed: Any = dataclasses.replace(getattr(base, section), **{name: value})
+    fields = {"megatron": (f"{name}={value}",) if value else ()} if section == "parallel" else {name: value}
+    changed: Any = dataclasses.replace(getattr(base, section), **fields)
     config = dataclasses.replace(base, **{section: changed})
     if found := config.problems(gpus):
         raise UnrunError(f"{name} = {value}: {found[0]}")

@@ -33,7 +33,7 @@ identity = launch.detect(os.environ)
 assert identity is not None
 os.environ["NCCL_COLLNET_ENABLE"] = "1"
 alone = dataclasses.replace(identity, local_world_size=1)
-asked = ParallelConfig(high_priority_stream_groups=("dp_cp", "tp_ep_pp"), use_sharp=True)
+asked = ParallelConfig(megatron=("high_priority_stream_groups=['dp_cp', 'tp_ep_pp']", "use_sharp=True"))
 with groups.start(Layout(dp=2), alone, device="cuda", seed=1, parallel=asked) as ranks:
     of_names = {"dp_cp": ranks.pgs.dp_cp, "tp_ep_pp": ranks.pgs.tp_ep_pp, "dp": ranks.pgs.dp, "tp": ranks.pgs.tp}
     options = {name: group._get_backend(ranks.device).options for name, group in of_names.items()}

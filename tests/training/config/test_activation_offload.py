@@ -61,7 +61,7 @@ def test_what_can_run(flags: str) -> None:
              "--train.recompute_modules moe", 'train.recompute_modules "moe" and offload_modules'),
             ("--train.compile True", "train.compile"),
             ("--train.rampup_batch_size 2 2 8", "train.rampup_batch_size: the first iteration decides"),
-            (f"{FP8} --precision.fp8_shadow_interval 10", "precision.fp8_shadow_interval"),
+            (f"{FP8} --precision.fp8_shadow warn:10", "precision.fp8_shadow"),
             (f"{FP8} --precision.fp8_param_gather True", "precision.fp8_param_gather"),
             (f"{FP8} --model.shape mixtral_tiny --precision.fp8_recipe delayed --train.offload_modules expert_fc1",
              'offload_modules "expert_fc1" and precision.fp8_recipe = "delayed"'),

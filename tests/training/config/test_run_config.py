@@ -65,7 +65,7 @@ def test_the_debug_recipe_has_none() -> None:
             ["gathers weights in the gradients' memory", "parallel.overlap_param_gather"],
         ),
         ("--parallel.megatron fp4_param_gather=True", 1, ["parallel.megatron: fp4_param_gather is refused"]),
-        ("--precision.fp8_shadow_interval 10", 1, ["precision.fp8_shadow_interval needs precision.fp8"]),
+        ("--precision.fp8_shadow warn:10", 1, ["precision.fp8_shadow needs precision.fp8"]),
         ("--precision.fp4 e2m1", 1, ['precision.fp4 needs precision.dtype = "bf16", found "fp32"']),
         (
             "--precision.dtype bf16 --precision.fp8 e4m3 --precision.fp4 e2m1",
@@ -80,10 +80,9 @@ def test_the_debug_recipe_has_none() -> None:
             ["kernels.tp_comm_overlap cannot run: Transformer Engine 2.19 has no buffers for fp4"],
         ),
         (
-            "--precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_shadow_interval 0 "
-            "--precision.fp8_shadow_bound 0",
+            "--precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_shadow warn:0",
             1,
-            ["fp8_shadow_interval must be 1 or more, found 0", "fp8_shadow_bound must be above 0"],
+            ['such as "warn:500" or "stop:500:0.25", found "warn:0".'],
         ),
         (
             "--device cuda --precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_recipe delayed "
@@ -213,13 +212,21 @@ def test_the_debug_recipe_has_none() -> None:
         ("--world_size 8", 1, ["world_size is what --dry_run plans for"]),
         ("--checkpoint.finetune", 1, ["checkpoint.load"]),
         ("--parallel.expert_model_parallel_size 2", 2, ["a model with experts"]),
-        ("--device cpu --parallel.high_priority_stream_groups dp_cp", 1, ["high_priority_stream_groups cannot be"]),
-        ("--device cpu --parallel.use_sharp", 1, ["parallel.use_sharp cannot be: it needs GPUs"]),
-        ("--device cpu --parallel.nccl_ub", 1, ["parallel.nccl_ub cannot be: it needs GPUs"]),
         (
-            "--model.shape mixtral_tiny --parallel.nccl_ub --parallel.pipeline_model_parallel_size 2",
+            "--device cpu --parallel.megatron high_priority_stream_groups=['dp_cp']",
+            1,
+            ["high_priority_stream_groups cannot be"],
+        ),
+        (
+            "--device cpu --parallel.megatron use_sharp=True",
+            1,
+            ["parallel.megatron: use_sharp cannot be: it needs GPUs"],
+        ),
+        ("--device cpu --parallel.megatron nccl_ub=True", 1, ["parallel.megatron: nccl_ub cannot be: it needs GPUs"]),
+        (
+            "--model.shape mixtral_tiny --parallel.megatron nccl_ub=True --parallel.pipeline_model_parallel_size 2",
             2,
-            ["parallel.nccl_ub cannot be with experts and parallel.pipeline"],
+            ["parallel.megatron: nccl_ub cannot be with experts and pipeline"],
         ),
         ("--device cpu --kernels.cuda_graph_impl local", 1, ["kernels.cuda_graph_impl", "cannot run: it needs a GPU"]),
         (
@@ -239,9 +246,9 @@ def test_the_debug_recipe_has_none() -> None:
         ),
         (
             "--device cuda --kernels.cuda_graph_impl local --precision.dtype bf16 --precision.fp4 e2m1 "
-            "--parallel.nccl_ub --model.ffn_hidden_size 192",
+            "--parallel.megatron nccl_ub=True --model.ffn_hidden_size 192",
             1,
-            ['"local" cannot be with precision.fp4', '"local" cannot be with parallel.nccl_ub'],
+            ['"local" cannot be with precision.fp4', '"local" cannot be with nccl_ub'],
         ),
         (
             "--device cuda --kernels.cuda_graph_impl local --train.rampup_batch_size 2 2 10 "
@@ -300,7 +307,7 @@ def test_the_debug_recipe_has_none() -> None:
         ),
         (
             "--device cuda --parallel.data_parallel_sharding_strategy zero3 --optimizer.optimizer_cpu_offload "
-            "--optimizer.optimizer_offload_fraction 0.5 --optimizer.overlap_cpu_optimizer_d2h_h2d",
+            "--optimizer.optimizer_offload_fraction 0.5 --optimizer.megatron overlap_cpu_optimizer_d2h_h2d=True",
             2,
             ['optimizer.optimizer_offload_fraction needs ZeRO-1, found "zero3"', "overlap_cpu_optimizer_d2h_h2d needs"],
         ),

@@ -6,11 +6,12 @@ import pytest
 
 from data.prepared import Prepared
 from tests.training.health.injected import Rank, inject, run
+from training.health import memory_growth
 from training.health.memory_growth import Series
 from training.progress import Progress
 from training.step import StepResult
 
-FLAGS = ("--train.train_iters", "14", "--fault.memory_interval", "1", "--fault.memory_growth_mib", "40",
+FLAGS = ("--train.train_iters", "14", "--fault.watch_interval", "1",
          "--checkpoint.save_interval", "14", "--train.global_batch_size", "3")  # fmt: skip
 
 
@@ -26,6 +27,7 @@ def test_a_leak_is_named_once(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     inject(monkeypatch, Leaks)
+    monkeypatch.setattr(memory_growth, "GROWTH_MIB", 40.0)
     assert run(prepared, tmp_path, 3, *FLAGS) == (0, None)
     [said] = [line for line in capfd.readouterr().out.splitlines() if "grows" in line]
     assert said.startswith("memory of rank 1 (")

@@ -9,6 +9,7 @@ import torch
 from data.prepared import Prepared
 from tests.training.health.injected import Rank, inject, run, tensors
 from training.checkpoint import folders
+from training.health import stragglers, update_policy
 from training.health.replica_check import checksum, combined, sides_of
 from training.progress import Progress
 from training.step import StepResult
@@ -110,12 +111,13 @@ HEALTHY = {
 
 @pytest.mark.parametrize("layout", HEALTHY)
 def test_a_healthy_run_gives_no_alarm(
-    layout: str, prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    layout: str, prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With everything on, and looked at more often than in any real run."""
     world_size, flags = HEALTHY[layout]
-    busy = ("--fault.replica_check_interval", "1", "--fault.spike_window", "4", "--fault.memory_interval", "1",
-            "--fault.straggler_interval", "2", "--fault.straggler_ratio", "9")  # fmt: skip
+    busy = ("--fault.replica_check_interval", "1", "--fault.watch_interval", "2")
+    monkeypatch.setattr(update_policy, "SPIKE_WINDOW", 4)
+    monkeypatch.setattr(stragglers, "RATIO", 9.0)  # on a busy machine
     assert run(prepared, tmp_path, world_size, "--train.train_iters", "4", *busy, *flags) == (0, None)
     out = capfd.readouterr().out
     assert not [

@@ -11,11 +11,17 @@ from data.prepared import Prepared
 from tests.training.health.injected import Rank, inject, run, tensors
 from training.checkpoint import folders
 from training.config.small_sections import FaultConfig
+from training.health import update_policy
 from training.health.update_policy import Spikes
 from training.metrics.jsonl import read_jsonl
 
-WINDOW = ("--fault.spike_window", "8", "--train.train_iters", "8", "--train.global_batch_size", "2",
+FLAGS = ("--train.train_iters", "8", "--train.global_batch_size", "2",
           "--checkpoint.save_interval", "6")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _a_short_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_policy, "SPIKE_WINDOW", 8)
 
 
 class BadBatch(Rank):
@@ -40,9 +46,9 @@ def test_a_jump_is_told_once(
 ) -> None:
     """By a resumed run too, which knows nothing of the iterations before but what lies in the checkpoint."""
     inject(monkeypatch, BadBatch)
-    assert run(prepared, tmp_path, 2, *WINDOW, "--train.exit_interval", "6") == (0, None)
+    assert run(prepared, tmp_path, 2, *FLAGS, "--train.exit_interval", "6") == (0, None)
     assert jumps(capfd) == []
-    assert run(prepared, tmp_path, 2, *WINDOW) == (0, None)
+    assert run(prepared, tmp_path, 2, *FLAGS) == (0, None)
     [said] = jumps(capfd)
     assert said.startswith("iteration 7: loss ")
     assert "sigma above " in said
@@ -56,7 +62,7 @@ def test_its_update_is_passed_over(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     inject(monkeypatch, BadBatch)
-    assert run(prepared, tmp_path, 2, *WINDOW, "--fault.spike", "skip") == (0, None)
+    assert run(prepared, tmp_path, 2, *FLAGS, "--fault.spike", "skip") == (0, None)
     [said] = jumps(capfd)
     assert "its update is skipped (fault.spike)" in said
     skipped = [line["skipped"] for line in read_jsonl(tmp_path / "metrics.jsonl")]
@@ -68,7 +74,7 @@ def test_its_update_is_passed_over(
 
 def test_or_the_run_stops(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, BadBatch)
-    code, failure = run(prepared, tmp_path, 1, *WINDOW, "--fault.spike", "stop")
+    code, failure = run(prepared, tmp_path, 1, *FLAGS, "--fault.spike", "stop")
     assert code == 1
     assert failure is not None
     assert failure.text.startswith("iteration 7: loss ")
@@ -82,7 +88,7 @@ def test_or_the_next_start_passes_over_it(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Exactly: as a run in which nothing jumps, and that leaves that batch out from the start."""
-    flags = (*WINDOW, "--fault.spike", "rollback", "--log.log_interval", "1")
+    flags = (*FLAGS, "--fault.spike", "rollback", "--log.log_interval", "1")
     monkeypatch.setattr(BadBatch, "last", 7)
     with monkeypatch.context() as patched:
         inject(patched, BadBatch)
@@ -124,6 +130,6 @@ def test_what_jumps() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     assert FaultConfig().problems() == []
-    [said] = FaultConfig(spike_sigma=0.5).problems()
-    assert said == "fault.spike_sigma must be 1 or more, found 0.5."
-    assert len(FaultConfig(straggler_ratio=1.0, memory_interval=-1).problems()) == 2
+    [said] = FaultConfig(replica_check_interval=-1).problems()
+    assert said == "fault.replica_check_interval must be 0 or more, found -1."
+    assert len(FaultConfig(watch_interval=-1, failures_per_gpu_hour=-1.0).problems()) == 2

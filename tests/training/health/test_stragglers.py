@@ -12,9 +12,10 @@ from parallel.launch import Identity
 from parallel.layout import Layout
 from ranks import run_ranks
 from tests.training.health.injected import Rank, inject, run
+from training.health import stragglers
 from training.health.stragglers import Stopwatch, Stragglers, peers, slowness
 
-SHORT = ("--train.train_iters", "6", "--fault.straggler_interval", "3", "--fault.straggler_ratio", "4")
+SHORT = ("--train.train_iters", "6", "--fault.watch_interval", "3")
 
 
 class Sleeps(Rank):
@@ -40,6 +41,7 @@ def test_a_slow_rank_is_named_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     inject(monkeypatch, Sleeps)
+    monkeypatch.setattr(stragglers, "RATIO", 4.0)
     assert run(prepared, tmp_path, 2, *SHORT, *flags) == (0, None)
     [said] = [line for line in capfd.readouterr().out.splitlines() if "slower" in line]
     assert said.startswith("rank 1 (")
@@ -52,9 +54,9 @@ def test_a_slow_rank_is_named_once(
 def _tell_many(identity: Identity) -> None:
     console = None if identity.rank else 1
     with groups.start(Layout(dp=6), identity, device="cpu", seed=1, console_fd=console) as ranks:
-        stragglers = Stragglers(Stopwatch([], ranks), 3, 1.3, ranks)
+        watch = Stragglers(Stopwatch([], ranks), 3, ranks)
         for _ in range(3):
-            stragglers._tell_slow({0: 1.0, 1: 2.0, 2: 1.5, 3: 4.0, 4: 1.4, 5: 3.0}, 3)
+            watch._tell_slow({0: 1.0, 1: 2.0, 2: 1.5, 3: 4.0, 4: 1.4, 5: 3.0}, 3)
 
 
 def test_of_many_slow_ranks_the_slowest_are_named(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from tools.plan.search.request import PlanRequest
 from tools.shared.written import check_new, write_new
 from training.config.divisibility import context_problems
 from training.config.incompatible import exchange_problems
-from training.config.optimizer_config import STATE_FIELDS
+from training.config.optimizer_config import OVERLAP, STATE_FIELDS, OptimizerConfig
 from training.config.recipe import dump, dump_changed
 from training.config.run_config import RunConfig
 from training.config.train_config import RecomputeModule, TrainConfig
@@ -39,19 +39,18 @@ def configuration(question: PlanRequest, layout: Candidate, base: RunConfig | No
         kernels=kernels,
         parallel=_parallel(base, layout, question.shape),
         precision=_precision(base.precision, layout.precision),
-        optimizer=dataclasses.replace(base.optimizer, **_kept_state(question, layout)),
+        optimizer=dataclasses.replace(base.optimizer, **_kept_state(base.optimizer, question, layout)),
         train=_train(base.train, question, layout),
     )
 
 
-def _kept_state(question: PlanRequest, layout: Candidate) -> dict[str, Any]:
+def _kept_state(base: OptimizerConfig, question: PlanRequest, layout: Candidate) -> dict[str, Any]:
     if layout.zero == 0:
         return {}
     if layout.zero > 1:  # all shards, or none
         away = question.optimizer.optimizer_cpu_offload
-        return {
-            "optimizer_cpu_offload": away, "optimizer_offload_fraction": 1.0, "overlap_cpu_optimizer_d2h_h2d": False
-        }  # fmt: skip
+        kept = tuple(each for each in base.megatron if not each.startswith(OVERLAP))
+        return {"optimizer_cpu_offload": away, "optimizer_offload_fraction": 1.0, "megatron": kept}
     names = ("optimizer_cpu_offload", "optimizer_offload_fraction", "use_precision_aware_optimizer", *STATE_FIELDS)
     return {name: getattr(question.optimizer, name) for name in names}
 

@@ -1,0 +1,127 @@
+"""Names that fields had before: in recipes and as flags, with their new values, and never silent."""
+
+from pathlib import Path
+
+import pytest
+
+from parallel.errors import UserError
+from training.cli.flags import given, override
+from training.config.deprecated import OLD_FIELDS, in_current_names
+from training.config.recipe import dump_changed, load, names
+from training.config.run_config import RunConfig
+
+CASES: dict[str, tuple[str, str]] = {
+    'data.reset = "attention"': (
+        "--data.reset attention",
+        "[data]\nreset_attention_mask = true\nreset_position_ids = true\n",
+    ),
+    "data.accept_change = true": ("--data.accept_change", "[data]\nallow_data_change = true\n"),
+    "parallel.fit = true": ("--parallel.fit", "[parallel]\nelastic = true\n"),
+    "fault.spike_sigma = 7": ("--fault.spike_sigma 7", ""),
+    "fault.spike_window = 64": ("--fault.spike_window 64", ""),
+    "fault.straggler_ratio = 2.0": ("--fault.straggler_ratio 2", ""),
+    "fault.memory_growth_mib = 100.0": ("--fault.memory_growth_mib 100", ""),
+    "fault.straggler_interval = 20": ("--fault.straggler_interval 20", "[fault]\nwatch_interval = 20\n"),
+    "fault.memory_interval = 0\nfault.straggler_interval = 0": (
+        "--fault.memory_interval 0 --fault.straggler_interval 0",
+        "[fault]\nwatch_interval = 0\n",
+    ),
+    "fault.memory_interval = 10\nfault.straggler_interval = 0": (
+        "--fault.memory_interval 10 --fault.straggler_interval 0",
+        "[fault]\nwatch_interval = 10\n",
+    ),
+    "precision.fp8_shadow_interval = 500": (
+        "--precision.fp8_shadow_interval 500",
+        '[precision]\nfp8_shadow = "warn:500"\n',
+    ),
+    "precision.fp8_shadow_interval = 5\nprecision.fp8_shadow_bound = 0.5\nprecision.fp8_shadow_stop = true": (
+        "--precision.fp8_shadow_interval 5 --precision.fp8_shadow_bound 0.5 --precision.fp8_shadow_stop",
+        '[precision]\nfp8_shadow = "stop:5:0.5"\n',
+    ),
+    "precision.fp8_shadow_bound = 0.5": ("--precision.fp8_shadow_bound 0.5", ""),
+    "precision.fp8_shadow_stop = true": ("--precision.fp8_shadow_stop", ""),
+    "parallel.use_sharp = true": ("--parallel.use_sharp", '[parallel]\nmegatron = ["use_sharp=True"]\n'),
+    "parallel.nccl_ub = true": ("--parallel.nccl_ub true", '[parallel]\nmegatron = ["nccl_ub=True"]\n'),
+    'parallel.high_priority_stream_groups = ["dp", "ep"]': (
+        "--parallel.high_priority_stream_groups dp ep",
+        "[parallel]\nmegatron = [\"high_priority_stream_groups=['dp', 'ep']\"]\n",
+    ),
+    "optimizer.overlap_cpu_optimizer_d2h_h2d = true": (
+        "--optimizer.overlap_cpu_optimizer_d2h_h2d",
+        '[optimizer]\nmegatron = ["overlap_cpu_optimizer_d2h_h2d=True"]\n',
+    ),
+}
+"""Old recipe -> (old flags, what to write now)."""
+
+
+def recipe(folder: Path, text: str) -> Path:
+    (folder / "recipe.toml").write_text(text)
+    return folder / "recipe.toml"
+
+
+@pytest.mark.parametrize("old", CASES)
+def test_an_old_name_means_what_it_meant_and_says_so_once(
+    old: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags, new = CASES[old]
+    expected = load(recipe(tmp_path, new))
+    assert load(recipe(tmp_path, old)) == load(tmp_path / "recipe.toml") == expected
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {tmp_path}/recipe.toml: ") and all(
+        each.partition(" = ")[0] in line for each in old.splitlines()
+    )
+    monkeypatch.setattr("training.config.deprecated._warned", set())
+    assert override(RunConfig(), flags.split(), "p") == expected
+    assert capfd.readouterr().err.replace("flags: ", f"{tmp_path}/recipe.toml: ") == f"{line}\n"
+    assert given(flags.split()) <= set(names())
+
+
+def test_every_old_name_is_tried_and_is_no_field() -> None:
+    assert {line.partition(" = ")[0] for old in CASES for line in old.splitlines()} == set(OLD_FIELDS)
+    assert not set(OLD_FIELDS) & set(names())
+
+
+@pytest.mark.parametrize("name", OLD_FIELDS)
+def test_what_an_old_name_was_by_default_changes_nothing(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import tomli_w
+
+    section, _, key = name.partition(".")
+    default = OLD_FIELDS[name].default
+    if default is None:
+        return  # TOML has no word for it
+    value = list(default) if isinstance(default, tuple) else default
+    assert load(recipe(tmp_path, tomli_w.dumps({section: {key: value}}))) == RunConfig()
+    assert capfd.readouterr().err == (
+        f"warning: {tmp_path}/recipe.toml: {name} can go: default. Old names are accepted until version 0.3.0.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[data]\naccept_change = true\nallow_data_change = false\n", "data.accept_change and data.allow_data_change"),
+        ("[fault]\nmemory_interval = 5\nwatch_interval = 7\n", "fault.memory_interval and fault.watch_interval"),
+        ('[data]\nreset = "positions"\n', 'data.reset: expected "none" or "attention", found "positions".'),
+        ("[fault]\nspike_window = 1.5\n", "fault.spike_window: expected a whole number, found 1.5."),
+        ('[parallel]\nnccl_ub = true\nmegatron = ["nccl_ub=False"]\n', "parallel.nccl_ub and parallel.megatron both"),
+        ("[parallel]\nnccl_ub = true\nmegatron = 3\n", "parallel.megatron: expected a list of strings, found 3."),
+    ],
+)
+def test_what_contradicts_or_was_no_value_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        load(recipe(tmp_path, text))
+    assert said in str(refused.value)
+    assert isinstance(in_current_names({"fault": {"spike_window": 1.5}}), dict)
+
+
+def test_old_flags_are_put_over_a_recipe(tmp_path: Path) -> None:
+    base = load(recipe(tmp_path, '[precision]\nfp8 = "hybrid"\nfp8_shadow = "warn:500"\n'))
+    stops = override(base, ["--precision.fp8_shadow_stop"], "p")
+    assert 'fp8_shadow = "stop:500"' in dump_changed(stops)
+    assert override(base, ["--precision.fp8_shadow_interval", "None"], "p").precision.fp8_shadow is None
+    with pytest.raises(UserError, match=r"flags: fault\.memory_interval and fault\.watch_interval are both there"):
+        override(base, ["--fault.memory_interval", "5", "--fault.watch_interval", "7"], "p")
+    with pytest.raises(UserError, match=r"--fault\.spike_window: expected a whole number, found 1\.5\."):
+        override(base, ["--fault.spike_window", "1.5"], "p")

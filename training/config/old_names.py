@@ -1,0 +1,146 @@
+"""The table of old names: what recipe fields were before 0.2.0, and what to write now. Delete with 0.3.0.
+
+``deprecated`` reads recipes and flags by it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from parallel.config import StreamGroup
+
+Values = Mapping[str, Any]
+"""By dotted names."""
+
+
+class Contradiction(ValueError):
+    """An old name and its new one say different things."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class OldField:
+    """One that recipes had."""
+
+    kind: Any
+    """Its type."""
+    default: Any = None
+    """What it was where a recipe left it out: a saved config.toml has every field, and says nothing by most."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Moved:
+    """Old fields that are read together."""
+
+    old: Mapping[str, OldField]
+    """By dotted names."""
+    new: tuple[str, ...] = ()
+    """Dotted names of what is there now. None: a constant."""
+    becomes: Callable[[Values, Values], Values]
+    """(old values as given, what the new fields are) -> new values. Raises Contradiction where these disagree."""
+    beside: bool = False
+    """A recipe may have had the new fields beside the old ones, since they were fields then, too."""
+    now: str = ""
+    """What the warning says in place of the new values."""
+
+
+def _fields(section: str, **fields: tuple[Any, Any]) -> dict[str, OldField]:
+    """type and default by name."""
+    return {f"{section}.{name}": OldField(kind=kind, default=default) for name, (kind, default) in fields.items()}
+
+
+def _renamed(old: str, *new: str) -> Moved:
+    """A switch that has another name."""
+    return Moved(
+        old={old: OldField(kind=bool, default=False)},
+        new=new,
+        becomes=lambda was, _: {name: value for value in was.values() for name in new},
+    )
+
+
+def _constant(old: str, kind: Any, value: Any) -> Moved:
+    return Moved(old={old: OldField(kind=kind, default=value)}, becomes=lambda *_: {}, now=f"{value:g} in every run")
+
+
+def _in_megatron(section: str, **fields: tuple[Any, Any]) -> Moved:
+    """Fields that ``section.megatron`` sets by megatron-core's own names."""
+    hatch = f"{section}.megatron"
+
+    def becomes(was: Values, now: Values) -> Values:
+        entries = [str(each) for each in now[hatch]]
+        given = {name.rpartition(".")[2]: value for name, value in was.items()}
+        set_twice = [name for name in given if name in map(_name, entries)]
+        if set_twice:
+            name = f"{section}.{set_twice[0]}"
+            raise Contradiction(
+                f"{name} and {hatch} both set {set_twice[0]}: {name} is the old name of it. Remove {name}."
+            )
+        return {hatch: entries + [f"{name}={_literal(value)}" for name, value in given.items()]}
+
+    return Moved(old=_fields(section, **fields), new=(hatch,), becomes=becomes, beside=True)
+
+
+def _name(entry: str) -> str:
+    return entry.partition("=")[0].strip()
+
+
+def _literal(value: Any) -> str:
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def _reset(was: Values, _: Values) -> Values:
+    apart = was["data.reset"] == "attention"
+    return {"data.reset_attention_mask": apart, "data.reset_position_ids": apart}
+
+
+def _watch(was: Values, _: Values) -> Values:
+    """One interval of two: the shorter one that is not 0."""
+    return {"fault.watch_interval": min((value for value in was.values() if value), default=0)}
+
+
+def _shadow(was: Values, now: Values) -> Values:
+    """ACTION:ITERATIONS:BOUND, of three fields."""
+    given = {name.removeprefix("precision.fp8_shadow_"): value for name, value in was.items()}
+    action, interval, bound = [*(now["precision.fp8_shadow"] or "warn:").split(":"), "0.25"][:3]
+    interval = given.get("interval", interval)
+    action = ("warn", "stop")[given["stop"]] if "stop" in given else action
+    bound = f"{given.get('bound', float(bound)):g}"
+    if not interval:
+        return {"precision.fp8_shadow": None}
+    return {"precision.fp8_shadow": f"{action}:{interval}" + (f":{bound}" if bound != "0.25" else "")}
+
+
+MOVED: tuple[Moved, ...] = (
+    _renamed("data.accept_change", "data.allow_data_change"),
+    _renamed("parallel.fit", "parallel.elastic"),
+    Moved(
+        old={"data.reset": OldField(kind=Literal["none", "attention"], default="none")},
+        new=("data.reset_attention_mask", "data.reset_position_ids"),
+        becomes=_reset,
+    ),
+    _constant("fault.spike_sigma", float, 6.0),
+    _constant("fault.spike_window", int, 128),
+    _constant("fault.straggler_ratio", float, 1.3),
+    _constant("fault.memory_growth_mib", float, 256.0),
+    Moved(
+        old=_fields("fault", straggler_interval=(int, 50), memory_interval=(int, 50)),
+        new=("fault.watch_interval",),
+        becomes=_watch,
+    ),
+    Moved(
+        old=_fields(
+            "precision",
+            fp8_shadow_interval=(int | None, None),
+            fp8_shadow_bound=(float, 0.25),
+            fp8_shadow_stop=(bool, False),
+        ),
+        new=("precision.fp8_shadow",),
+        becomes=_shadow,
+    ),
+    _in_megatron(
+        "parallel",
+        high_priority_stream_groups=(tuple[StreamGroup, ...], ()),
+        use_sharp=(bool, False),
+        nccl_ub=(bool, False),
+    ),
+    _in_megatron("optimizer", overlap_cpu_optimizer_d2h_h2d=(bool, False)),
+)
