@@ -141,8 +141,10 @@ def flags_to_fields() -> Iterator[str]:
         yield row(f"`--{flag}`", f"`{field}`", "" if value is None else f"`{value}`")
     for flag, (field, switched) in (translated.SWITCHES | translated.EXPERT_SWITCHES).items():
         yield row(f"`--{flag}`", f"`{field} = {toml(switched)}`", f"`{toml(not switched)}`")
-    for flag, (field, value) in translated.KERNELS.items():
-        yield row(f"`--{flag}`", f"`{field} = {toml(value)}`", "")
+    for flag, fusion in translated.KERNELS_OFF.items():
+        yield row(f"`--{flag}`", f'`kernels.off = ["{fusion}"]`', "")
+    for flag, fusion in translated.KERNELS_ON.items():
+        yield row(f"`--{flag}`", f"none: `{fusion}` runs wherever it can", "")
     for hatch, entries in translated.MEGATRON_FIELDS.items():
         for flag, field in entries.items():
             yield row(f"`--{flag.partition('=')[0]}`", f'`{hatch} = ["{field}{"" if "=" in field else "=…"}"]`', "")

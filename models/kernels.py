@@ -10,36 +10,19 @@ from typing import Literal
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 
-Switch = Literal["auto", "on", "off"]
+FusionName = Literal[
+    "bias_activation_fusion", "apply_rope_fusion", "cross_entropy_loss_fusion", "gradient_accumulation_fusion",
+    "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion", "moe_shared_expert_overlap",
+]  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class KernelsConfig:
-    """Fused kernels, by Megatron's names. auto: on where device, number format, model and layout allow it."""
+    """Which kernels compute the model."""
 
-    bias_activation_fusion: Switch = "auto"
-    """An MLP's bias, activation and gate in one kernel, which keeps one activation less."""
-
-    apply_rope_fusion: Switch = "auto"
-    """Transformer Engine's rotary embedding; with latent attention Megatron's, for YaRN."""
-
-    cross_entropy_loss_fusion: Switch = "auto"
-    """Transformer Engine's cross entropy, which keeps 16-bit logits where the unfused one keeps a softmax in fp32."""
-
-    gradient_accumulation_fusion: Switch = "auto"
-    """The product that makes a weight's gradient adds it to the accumulated one, without rounding to 16 bits first."""
-
-    moe_grouped_gemm: Switch = "auto"
-    """The products of all experts of a rank in one kernel (Transformer Engine's)."""
-
-    moe_permute_fusion: Switch = "auto"
-    """Transformer Engine's kernels that sort tokens by expert, and back."""
-
-    moe_router_fusion: Switch = "auto"
-    """Transformer Engine's kernels for the router's scores, choice and weights, and for the loss that balances load."""
-
-    moe_shared_expert_overlap: Switch = "auto"
-    """Shared experts compute on a stream of their own while tokens travel to the other experts."""
+    off: tuple[FusionName, ...] = ()
+    """Fused kernels, by Megatron's names, that do not run. All others do where device, number format, model and layout
+    allow it: a start says which."""
 
     attention_backend: Literal["auto", "flash", "fused", "unfused"] = "auto"
     """Of Transformer Engine's attention: flash-attn, cuDNN's fused kernel, or plain products. auto: it chooses."""
@@ -181,7 +164,7 @@ def _no_userbuffers(setting: KernelSetting) -> str | None:
     return None
 
 
-FUSIONS: dict[str, Fusion] = {
+FUSIONS: dict[FusionName, Fusion] = {
     "bias_activation_fusion": Fusion(
         title="activation", transformer_engine=False, obstacle=_no_fused_activation
     ),
@@ -193,10 +176,10 @@ FUSIONS: dict[str, Fusion] = {
     "moe_router_fusion": Fusion(title="router", obstacle=_no_experts),
     "moe_shared_expert_overlap": Fusion(title="shared experts overlapped", obstacle=_no_overlap),
 }  # fmt: skip
-"""By field. "auto" turns on what can run: tests/gpu_path/test_fusions.py compares each with off."""
+"""What runs where it can: tests/gpu_path/test_fusions.py compares each with ``off``."""
 
 
-def obstacle(name: str, setting: KernelSetting) -> str | None:
+def obstacle(name: FusionName, setting: KernelSetting) -> str | None:
     """Why a fusion cannot run here; None: it can."""
     fusion = FUSIONS[name]
     return _missing(setting, fusion.transformer_engine) or fusion.obstacle(setting)
@@ -211,11 +194,10 @@ def _missing(setting: KernelSetting, transformer_engine: bool = True) -> str | N
 
 
 def kernel_problems(kernels: KernelsConfig, setting: KernelSetting) -> list[str]:
-    """Fusions that are asked for where they cannot run."""
-    found = {f'{name} = "on"': obstacle(name, setting) for name in FUSIONS if getattr(kernels, name) == "on"}
-    if kernels.attention_backend != "auto":
-        found[f'attention_backend = "{kernels.attention_backend}"'] = _missing(setting)
-    problems = [f'kernels.{entry} cannot run: {why}. Use "auto".' for entry, why in found.items() if why]
+    """What is asked for where it cannot run."""
+    problems = []
+    if kernels.attention_backend != "auto" and (why := _missing(setting)):
+        problems.append(f'kernels.attention_backend = "{kernels.attention_backend}" cannot run: {why}. Use "auto".')
     if kernels.tp_comm_overlap and (why := _missing(setting) or _no_userbuffers(setting)):
         problems.append(f"kernels.tp_comm_overlap cannot run: {why}. Leave it out.")
     if kernels.graphs and (why := _missing(setting, transformer_engine=False)):
@@ -225,7 +207,7 @@ def kernel_problems(kernels: KernelsConfig, setting: KernelSetting) -> list[str]
 
 def fusions_on(kernels: KernelsConfig, setting: KernelSetting) -> frozenset[str]:
     """The fields that are on; ``kernel_problems`` has found none."""
-    on = frozenset(name for name in FUSIONS if getattr(kernels, name) != "off" and obstacle(name, setting) is None)
+    on = frozenset(name for name in FUSIONS if name not in kernels.off and obstacle(name, setting) is None)
     asked = {"tp_comm_overlap": kernels.tp_comm_overlap, "cuda_graph_impl": kernels.graphs}
     return on | {name for name, wanted in asked.items() if wanted}
 

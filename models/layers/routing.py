@@ -63,7 +63,7 @@ def topk_routing_with_score_function(
     DeepSeek-V3's rule for its sigmoid scores (arXiv:2412.19437, section 2.1.2: the best 2, as 8 experts come from 4
     groups). V2, with a softmax, takes the groups that hold the highest scores: for its 6 of 160 experts from 3 of 8
     groups, mcore would send one token in three (of normal logits) to other experts. Softmax scores with groups are
-    rated here: fused routing (kernels.moe_router_fusion), which sums too, then serves the balancing loss alone.
+    rated here: fused routing (moe_router_fusion), which sums too, then serves the balancing loss alone.
 
     mcore adds an expert bias to sigmoid scores only. ERNIE-4.5 chooses by softmax and bias: so does this.
     """

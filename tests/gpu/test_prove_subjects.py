@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from models.kernels import FUSIONS, KernelsConfig
+from models.kernels import FUSIONS, FusionName, KernelsConfig
 from parallel.config import PrecisionConfig
 from tests.gpu import measured_models, page, report_text, subject_run
 from tests.gpu.machine import GpuMachine
@@ -232,9 +232,11 @@ def test_each_field_is_switched_on_and_off() -> None:
 def test_the_recipes_fields_are_switched() -> None:
     """Those that "auto" turns on where they can run; what the configuration refuses is not run."""
     fields = [name for name, _, _ in fusions.switches(KernelsConfig)]
-    assert fields == [*FUSIONS, "tp_comm_overlap", "cuda_graph_impl"]
+    assert fields == ["tp_comm_overlap", "cuda_graph_impl"]
     base = measured_models.of_role(card(gpus=8), SIZES["card"], "dense", 2)
-    assert fusions.switched(base, "apply_rope_fusion", "on", 8).kernels.apply_rope_fusion == "on"
+    without = fusions.switched(base, "apply_rope_fusion", "off", 8)
+    assert without.kernels.off == ("apply_rope_fusion",)
+    assert fusions.switched(without, "apply_rope_fusion", "on", 8) == base
     assert fusions.switched(base, "cuda_graph_impl", "local", 8).kernels.cuda_graph_impl == "local"
     narrow = dataclasses.replace(base, precision=PrecisionConfig(dtype="fp16"))
     with pytest.raises(UnrunError, match=r"cross_entropy_loss_fusion = on: .* cannot run"):
@@ -299,15 +301,16 @@ def test_a_fusion_that_changes_losses_is_a_problem(monkeypatch: pytest.MonkeyPat
 
     def steps_of(run: SubjectRun, config: RunConfig, environ: dict[str, str]) -> dict[str, Any]:
         ran.append(config)
-        if config.kernels.gradient_accumulation_fusion == "off":
+        if "gradient_accumulation_fusion" in config.kernels.off:
             raise RuntimeError("exit code 1: ...\nparallel.errors.UserError: it needs another card\nrank 0 of 2 failed")
-        losses = [7.0, float("nan")] if config.kernels.apply_rope_fusion == "off" else [7.0, 6.501]
+        losses = [7.0, float("nan")] if "apply_rope_fusion" in config.kernels.off else [7.0, 6.501]
         on = config.kernels == KernelsConfig()
         return step_numbers(0.9 if on else 1.0, total=8.0 if on else 10.0, losses=[7.0, 6.5] if on else losses)
 
     monkeypatch.setattr(fusions, "steps_of", steps_of)
-    some = ["bias_activation_fusion", "apply_rope_fusion", "gradient_accumulation_fusion"]
-    monkeypatch.setattr(fusions, "switches", lambda _: [(name, "off", "on") for name in some])
+    some: list[FusionName] = ["bias_activation_fusion", "apply_rope_fusion", "gradient_accumulation_fusion"]
+    monkeypatch.setattr(fusions, "FUSIONS", {name: FUSIONS[name] for name in some})
+    monkeypatch.setattr(fusions, "switches", lambda _: [])
     monkeypatch.setattr(fusions, "PRECISION", ())
     run = run_on(card())
     fusions.fusions(run)

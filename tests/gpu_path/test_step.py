@@ -115,7 +115,7 @@ def test_a_step_with_transformer_engine_asks_for_what_is_written(
 def test_weights_in_fp8_are_gathered_as_is_written(te_device: WarmDevice, tmp_path: Path) -> None:
     """Cross entropy unfused: Triton's interpreter would wait for the device."""
     flags = [*FP8, "--precision.dtype", "bf16", "--precision.fp8_param_gather", "True"]
-    flags += ["--kernels.cross_entropy_loss_fusion", "off"]
+    flags += ["--kernels.off", "cross_entropy_loss_fusion"]
     compare(record(te_device, tmp_path, "dp2overlap", "debug", flags=flags), WEIGHTS_IN_FP8)
 
 

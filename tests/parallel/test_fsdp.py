@@ -313,7 +313,6 @@ def _has_copies(one: HeldTensor, copied: bool, over_tp: bool) -> bool:
         ("--device cuda --precision.fp8 hybrid --precision.fp8_param_gather True", "gathered in 16 bits"),
         ("--device cuda --precision.fp8 hybrid --precision.fp8_shadow warn:5", "fp8_shadow"),
         ("--device cuda --kernels.cuda_graph_impl local", "cuda_graph_impl"),
-        ("--device cuda --kernels.gradient_accumulation_fusion on", "no buffer to be added to"),
     ],
 )
 def test_what_cannot_be_with_shards_is_refused_before_a_start(flags: str, words: str) -> None:

@@ -92,7 +92,7 @@ def test_latent_attention_experts_and_depths() -> None:
         "selective",
         ("mla_up_proj", "layernorm"),
     )
-    assert config.kernels.moe_permute_fusion == "auto" and not config.model.megatron
+    assert not config.kernels.off and not config.model.megatron
     assert (
         config.parallel.virtual_pipeline_model_parallel_size is None or config.parallel.pipeline_model_parallel_layout
     )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from models.kernels import FUSIONS
 from parallel.errors import UserError
 from tests.tools.megatron_scripts import DEEPSEEK_V3, EXPERTS, GPT3_175B, LLAMA3_8B, SMALLEST, drafted
 from tools.from_megatron import flags_translated as table
@@ -27,8 +28,9 @@ def test_every_flag_of_megatron_has_one_fate_and_no_other_flag_has() -> None:
 
 def test_every_field_that_tables_name_exists() -> None:
     tables = (table.FIELDS, table.EXPERT_FIELDS, table.LATENT_FIELDS, table.PREDICTION_FIELDS, table.SWITCHES)
-    fields = {field for entries in (*tables, table.EXPERT_SWITCHES, table.KERNELS) for field, _ in entries.values()}
+    fields = {field for entries in (*tables, table.EXPERT_SWITCHES) for field, _ in entries.values()}
     assert fields <= set(names())
+    assert {*table.KERNELS_OFF.values(), *table.KERNELS_ON.values()} < {*FUSIONS}
 
 
 def test_what_goes_to_megatron_core_by_name_exists_there_and_is_not_ours() -> None:

@@ -66,7 +66,7 @@ def _all() -> Iterator[Flag]:
     )
     for name in (name for table in one for name in table):
         yield Flag(name, "1", "translated")
-    for name in (*translated.SWITCHES, *translated.EXPERT_SWITCHES, *translated.KERNELS):
+    for name in (*translated.SWITCHES, *translated.EXPERT_SWITCHES, *translated.KERNELS_OFF, *translated.KERNELS_ON):
         yield Flag(name, "0", "translated")
     for entry in (*itertools.chain(*translated.MEGATRON_FIELDS.values()), *translated.RULES.split()):
         yield _flag(entry, "translated", "")

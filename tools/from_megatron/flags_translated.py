@@ -3,6 +3,8 @@
 Defaults are those of Megatron-LM 0.19.2's argument parser; None: left out unless given, as with Megatron-LM itself.
 """
 
+from models.kernels import FusionName
+
 Default = int | float | str | None
 
 FIELDS: dict[str, tuple[str, Default]] = {
@@ -152,19 +154,21 @@ EXPERT_SWITCHES: dict[str, tuple[str, bool]] = {
 }
 """Switches that mean something with --num-experts only."""
 
-KERNELS: dict[str, tuple[str, str]] = {
-    "no-bias-swiglu-fusion": ("kernels.bias_activation_fusion", "off"),
-    "no-rope-fusion": ("kernels.apply_rope_fusion", "off"),
-    "no-gradient-accumulation-fusion": ("kernels.gradient_accumulation_fusion", "off"),
-    "cross-entropy-loss-fusion": ("kernels.cross_entropy_loss_fusion", "auto"),
-    "enable-cuda-graph": ("kernels.cuda_graph_impl", "local"),
-    "moe-grouped-gemm": ("kernels.moe_grouped_gemm", "auto"),
-    "moe-permute-fusion": ("kernels.moe_permute_fusion", "auto"),
-    "moe-router-fusion": ("kernels.moe_router_fusion", "auto"),
-    "moe-shared-expert-overlap": ("kernels.moe_shared_expert_overlap", "auto"),
+KERNELS_OFF: dict[str, FusionName] = {
+    "no-bias-swiglu-fusion": "bias_activation_fusion",
+    "no-rope-fusion": "apply_rope_fusion",
+    "no-gradient-accumulation-fusion": "gradient_accumulation_fusion",
 }
-"""A switch sets a field; left out unless given, as Triplane's defaults turn on what can run. For that, asked for: auto,
-which a laptop understands, too."""
+"""A switch puts a fusion into kernels.off."""
+
+KERNELS_ON: dict[str, FusionName] = {
+    "cross-entropy-loss-fusion": "cross_entropy_loss_fusion",
+    "moe-grouped-gemm": "moe_grouped_gemm",
+    "moe-permute-fusion": "moe_permute_fusion",
+    "moe-router-fusion": "moe_router_fusion",
+    "moe-shared-expert-overlap": "moe_shared_expert_overlap",
+}
+"""A switch asks for what Triplane does wherever it can run; left out of kernels.off."""
 
 MEGATRON_FIELDS: dict[str, dict[str, str]] = {
     "model.megatron": {
@@ -210,7 +214,7 @@ RULES = """
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
     lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
     recompute-activations recompute-granularity=1 recompute-modules=+ offload-modules=+ manual-gc manual-gc-interval=1
-    attention-backend=1 cuda-graph-impl=1
+    attention-backend=1 enable-cuda-graph cuda-graph-impl=1
     data-path=* data-args-path=1 mock-data split=1 tokenizer-type=1 tokenizer-model=1
     reset-position-ids reset-attention-mask
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng

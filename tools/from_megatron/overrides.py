@@ -36,11 +36,9 @@ def keep_changes(draft: Draft, reading: SourceReading) -> None:
             kept[name], draft.sources[name] = value, f"false there ({source.removeprefix('no ')})"
         elif source.startswith("--") and flags <= given.keys():
             kept[name] = value
-    for flag in reading.off & table.KERNELS.keys():
-        name, asked = table.KERNELS[flag]
-        if asked == "auto":
-            kept[name], draft.sources[name] = "off", f"false there (--{flag})"
     draft.values = kept
+    for flag in sorted(reading.off & table.KERNELS_ON.keys()):
+        draft.add("kernels.off", table.KERNELS_ON[flag], f"false there (--{flag})")
     draft.put("model.shape", reading.shape, "--shape")
     _forget(draft, reading.filled_in - given.keys())
     said = " ".join([*(draft.sources[name] for name in kept), *draft.irrelevant, *draft.unsupported, *draft.other_model,

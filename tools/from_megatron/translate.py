@@ -70,14 +70,19 @@ def translated(arguments: Arguments, world: int | None, overrides: bool = False)
 
 
 def _kernels(draft: Draft) -> None:
-    for flag, (field, value) in table.KERNELS.items():
+    for flag, fusion in table.KERNELS_OFF.items():
         if draft.arguments.switch(flag):
-            draft.put(field, value, f"--{flag}")
+            draft.add("kernels.off", fusion, f"--{flag}")
+    for flag, fusion in table.KERNELS_ON.items():
+        if draft.arguments.switch(flag):
+            draft.irrelevant.append(f"--{flag}: {fusion} runs wherever it can, unless kernels.off names it")
     backend = draft.arguments.text("attention-backend")
     if backend == "local":
         draft.irrelevant.append("--attention-backend local: Triplane's own attention runs without Transformer Engine")
     elif backend:
         draft.put("kernels.attention_backend", backend, "--attention-backend")
+    if draft.arguments.switch("enable-cuda-graph"):
+        draft.put("kernels.cuda_graph_impl", "local", "--enable-cuda-graph")
     graphs = draft.arguments.text("cuda-graph-impl")
     if graphs in ("none", "local"):
         draft.put("kernels.cuda_graph_impl", graphs, "--cuda-graph-impl")

@@ -19,9 +19,7 @@ RARE = {
     "distributed_timeout_minutes pipeline_model_parallel_layout account_for_embedding_in_pipeline_split "
     "account_for_loss_in_pipeline_split "
     "use_distributed_optimizer num_distributed_optimizer_instances",
-    "kernels": "bias_activation_fusion apply_rope_fusion cross_entropy_loss_fusion gradient_accumulation_fusion "
-    "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap attention_backend "
-    "tp_comm_overlap cuda_graph_impl",
+    "kernels": "off attention_backend tp_comm_overlap cuda_graph_impl",
     "model": "name " + " ".join(name for name, about in declared() if not about.common),
     "precision": "fp8_recipe fp4_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
     "fp8_param_gather fp8_shadow loss_scale initial_loss_scale "

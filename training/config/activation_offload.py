@@ -83,13 +83,13 @@ def offloadable(
 def _missing_modules(shape: GPTShape, kernels: KernelsConfig, train: TrainConfig) -> list[str]:
     """Parts that the model does not have, or that offload nothing: megatron-core would say nothing."""
     experts = shape.num_moe_experts > 0
-    grouped = experts and kernels.moe_grouped_gemm != "off"
+    grouped = experts and "moe_grouped_gemm" not in kernels.off
     latent = shape.multi_latent_attention
     needs = {
         "attn_norm": ("latent attention (elsewhere the norm is a part of qkv_linear)", latent),
         **dict.fromkeys(("qkv_linear", "core_attn", "attn_proj"), ("attention", shape.has_attention)),
         "mlp_norm": ("experts (elsewhere the norm is a part of the MLP's first linear layer)", experts),
-        **dict.fromkeys(("expert_fc1", "moe_act"), ("experts (kernels.moe_grouped_gemm on)", grouped)),
+        **dict.fromkeys(("expert_fc1", "moe_act"), ("experts (moe_grouped_gemm not in kernels.off)", grouped)),
     }
     return [
         f'train.offload_modules "{module}" needs a model with {needs[module][0]}, found none. Leave it out.'

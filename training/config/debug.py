@@ -83,7 +83,8 @@ def _settings(config: RunConfig, world_size: int, cuda: bool) -> Iterator[DebugS
     for field in ("parallel.overlap_grad_reduce", "parallel.overlap_param_gather", "kernels.tp_comm_overlap"):
         yield DebugSetting(field, False, "collectives run by themselves, where stacks show them")
     if cuda and resolve(config.model, None).moe_shared_expert_intermediate_size:
-        yield DebugSetting("kernels.moe_shared_expert_overlap", "off", "experts compute one after the other")
+        off = tuple(dict.fromkeys((*config.kernels.off, "moe_shared_expert_overlap")))
+        yield DebugSetting("kernels.off", off, "experts compute one after the other")
     yield DebugSetting("kernels.cuda_graph_impl", "none", "each kernel is launched, and fails, by itself")
     yield DebugSetting("train.compile", False, "blocks run as they are written, where stacks show them")
     yield DebugSetting("fault.replica_check_interval", 1, "replicas' weights are compared before every update")
@@ -123,4 +124,6 @@ def _shown(value: Any) -> str:
     """A value as a recipe spells it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_shown, value))}]"
     return "unset" if value is None else f'"{value}"' if isinstance(value, str) else str(value)

@@ -5,8 +5,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from models.kernels import FusionName
 from parallel.config import StreamGroup
 
 Values = Mapping[str, Any]
@@ -109,6 +110,13 @@ def _shadow(was: Values, now: Values) -> Values:
     return {"precision.fp8_shadow": f"{action}:{interval}" + (f":{bound}" if bound != "0.25" else "")}
 
 
+def _off(was: Values, now: Values) -> Values:
+    """ "on" is as good as "auto": what can run does."""
+    given = {name.partition(".")[2]: value for name, value in was.items()}
+    kept = [name for name in now["kernels.off"] if name not in given]
+    return {"kernels.off": kept + [name for name, value in given.items() if value == "off"]}
+
+
 MOVED: tuple[Moved, ...] = (
     _renamed("data.accept_change", "data.allow_data_change"),
     _renamed("parallel.fit", "parallel.elastic"),
@@ -135,6 +143,11 @@ MOVED: tuple[Moved, ...] = (
         ),
         new=("precision.fp8_shadow",),
         becomes=_shadow,
+    ),
+    Moved(
+        old=_fields("kernels", **dict.fromkeys(get_args(FusionName), (Literal["auto", "on", "off"], "auto"))),
+        new=("kernels.off",),
+        becomes=_off,
     ),
     _in_megatron(
         "parallel",

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from models.kernels import KernelsConfig, fusions_on
+from models.kernels import FUSIONS, KernelsConfig, KernelSetting, fusions_on, obstacle
 from parallel.config import PrecisionConfig
 from tests.gpu import measured_models
 from tests.gpu.machine import GpuMachine
@@ -42,7 +42,8 @@ def fusions(run: SubjectRun) -> None:
     run.numbers["rows"] = {}
     run.say(f"{'':44} {'off s':>8} {'on s':>8} {'on/off':>7} {'on - off, MiB':>13} {'loss':>8}")
     known: Known = {}
-    for name, off, on in (*switches(KernelsConfig), *PRECISION, *NCCL, *VARIABLES):
+    each = ((name, "off", "on") for name in FUSIONS)
+    for name, off, on in (*each, *switches(KernelsConfig), *PRECISION, *NCCL, *VARIABLES):
 
         def one(name: str = name, off: Any = off, on: Any = on) -> None:
             one_field(run, name, off, on, known)
@@ -106,8 +107,13 @@ def precision_of(machine: GpuMachine, name: str) -> PrecisionConfig:
 
 def is_on(machine: GpuMachine, base: RunConfig, name: str) -> bool:
     """Whether "auto" turns it on there."""
-    setting = kernel_setting(base, measured_models.shape_of(base), cuda=True, transformer_engine=machine.has_te)
+    setting = setting_of(base, machine.has_te)
     return name in fusions_on(base.kernels, setting)
+
+
+def setting_of(base: RunConfig, has_te: bool | None = None) -> KernelSetting:
+    """has_te: None: as a run with a GPU takes it to be."""
+    return kernel_setting(base, measured_models.shape_of(base), cuda=True, transformer_engine=has_te)
 
 
 def environ_of(name: str, value: Any) -> dict[str, str]:
@@ -131,6 +137,11 @@ def refused_or_run(run: SubjectRun, config: RunConfig, known: Known, environ: di
 
 def switched(base: RunConfig, name: str, value: Any, gpus: int) -> RunConfig:
     """With one field set; what the configuration refuses is not run."""
+    if name in FUSIONS:
+        if value == "on" and (why := obstacle(name, setting_of(base))):
+            raise UnrunError(f"{name} = on: it cannot run: {why}")
+        off = (*base.kernels.off, name) if value == "off" else tuple(each for each in base.kernels.off if each != name)
+        return dataclasses.replace(base, kernels=dataclasses.replace(base.kernels, off=off))
     section = next((each for each in ("kernels", "precision") if hasattr(getattr(base, each), name)), "parallel")
     if section == "parallel" and gpus == 1:
         raise UnrunError("one GPU has no collectives")

@@ -47,10 +47,10 @@ def test_what_can_run(flags: str) -> None:
         (f"{GPU} --train.min_offloaded_tensor_size -1", "min_offloaded_tensor_size must not be negative, found -1"),
         (f"--device cuda {OFFLOADED} attn_norm", '"attn_norm" needs a model with latent attention (elsewhere the norm'),
         (f"--device cuda {OFFLOADED} mlp_norm", '"mlp_norm" needs a model with experts (elsewhere'),
-        (f"--device cuda {OFFLOADED} moe_act", '"moe_act" needs a model with experts (kernels.moe'),
+        (f"--device cuda {OFFLOADED} moe_act", '"moe_act" needs a model with experts (moe_grouped'),
         (
-            f"--model.shape mixtral_tiny --device cuda {OFFLOADED} expert_fc1 --kernels.moe_grouped_gemm off",
-            '"expert_fc1" needs a model with experts (kernels.moe_grouped_gemm on), found none',
+            f"--model.shape mixtral_tiny --device cuda {OFFLOADED} expert_fc1 --kernels.off moe_grouped_gemm",
+            '"expert_fc1" needs a model with experts (moe_grouped_gemm not in kernels.off), found none',
         ),
         *((f"{GPU} {flags}", f"{FIELD} cannot be with {what}") for flags, what in [
             ("--train.cpu_offloading_num_layers 1", "train.cpu_offloading_num_layers: it offloads the same"),

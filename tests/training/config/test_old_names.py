@@ -40,6 +40,15 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "precision.fp8_shadow_bound = 0.5": ("--precision.fp8_shadow_bound 0.5", ""),
     "precision.fp8_shadow_stop = true": ("--precision.fp8_shadow_stop", ""),
+    'kernels.apply_rope_fusion = "off"\nkernels.moe_grouped_gemm = "off"\nkernels.moe_router_fusion = "on"': (
+        "--kernels.apply_rope_fusion off --kernels.moe_grouped_gemm off --kernels.moe_router_fusion on",
+        '[kernels]\noff = ["apply_rope_fusion", "moe_grouped_gemm"]\n',
+    ),
+    **{
+        f'kernels.{name} = "off"': (f"--kernels.{name} off", f'[kernels]\noff = ["{name}"]\n')
+        for name in ("bias_activation_fusion", "cross_entropy_loss_fusion", "gradient_accumulation_fusion",
+                     "moe_permute_fusion", "moe_shared_expert_overlap")
+    },
     "parallel.use_sharp = true": ("--parallel.use_sharp", '[parallel]\nmegatron = ["use_sharp=True"]\n'),
     "parallel.nccl_ub = true": ("--parallel.nccl_ub true", '[parallel]\nmegatron = ["nccl_ub=True"]\n'),
     'parallel.high_priority_stream_groups = ["dp", "ep"]': (
@@ -50,7 +59,7 @@ CASES: dict[str, tuple[str, str]] = {
         "--optimizer.overlap_cpu_optimizer_d2h_h2d",
         '[optimizer]\nmegatron = ["overlap_cpu_optimizer_d2h_h2d=True"]\n',
     ),
-}
+}  # fmt: skip
 """Old recipe -> (old flags, what to write now)."""
 
 
@@ -120,6 +129,8 @@ def test_old_flags_are_put_over_a_recipe(tmp_path: Path) -> None:
     base = load(recipe(tmp_path, '[precision]\nfp8 = "hybrid"\nfp8_shadow = "warn:500"\n'))
     stops = override(base, ["--precision.fp8_shadow_stop"], "p")
     assert 'fp8_shadow = "stop:500"' in dump_changed(stops)
+    some = load(recipe(tmp_path, '[kernels]\noff = ["apply_rope_fusion", "moe_grouped_gemm"]\n'))
+    assert override(some, ["--kernels.apply_rope_fusion", "auto"], "p").kernels.off == ("moe_grouped_gemm",)
     assert override(base, ["--precision.fp8_shadow_interval", "None"], "p").precision.fp8_shadow is None
     with pytest.raises(UserError, match=r"flags: fault\.memory_interval and fault\.watch_interval are both there"):
         override(base, ["--fault.memory_interval", "5", "--fault.watch_interval", "7"], "p")

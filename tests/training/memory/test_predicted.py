@@ -76,14 +76,14 @@ def test_what_is_recomputed_holds_less() -> None:
 
 def test_a_fused_cross_entropy_has_no_fp32_logits() -> None:
     """llama3_8b on one stage: 4 bytes less of each of 8,192 x 128,256 logits; where it cannot run, all of them."""
-    fused, plain = held(""), held("--kernels.cross_entropy_loss_fusion off")
+    fused, plain = held(""), held("--kernels.off cross_entropy_loss_fusion")
     logits = 8192 * 128256
     assert plain.activations - fused.activations == pytest.approx(4 * logits, rel=1e-6)
     for otherwise in (Modules(cuda=True, transformer_engine=False), CPU):
-        apart = held("", modules=otherwise), held("--kernels.cross_entropy_loss_fusion off", modules=otherwise)
+        apart = held("", modules=otherwise), held("--kernels.off cross_entropy_loss_fusion", modules=otherwise)
         assert apart[0] == apart[1]
     deterministic = "--train.deterministic_mode True"
-    assert held(deterministic) == held(f"{deterministic} --kernels.cross_entropy_loss_fusion off")
+    assert held(deterministic) == held(f"{deterministic} --kernels.off cross_entropy_loss_fusion")
 
 
 def test_depths_of_multi_token_prediction_keep_their_activations() -> None:
