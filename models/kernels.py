@@ -214,6 +214,6 @@ def fusions_on(kernels: KernelsConfig, setting: KernelSetting) -> frozenset[str]
 
 def described(fusions: frozenset[str]) -> str:
     """activation, rotary embedding."""
-    titles = {name: fusion.title for name, fusion in FUSIONS.items()}
+    titles: dict[str, str] = {name: fusion.title for name, fusion in FUSIONS.items()}
     titles |= {"tp_comm_overlap": "collectives of TP overlapped", "cuda_graph_impl": "layers as CUDA graphs"}
     return ", ".join(title for name, title in titles.items() if name in fusions)

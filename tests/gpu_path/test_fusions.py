@@ -84,7 +84,7 @@ def train(
     calls: Counter[str] = Counter()
     for file in run_dir.glob("calls-*.json"):
         calls.update(json.loads(file.read_text()))
-    on = {name for name, fusion in FUSIONS.items() if calls[name]}
+    on: set[str] = {name for name in FUSIONS if calls[name]}
     assert bool(calls["accumulating products"]) == ("gradient_accumulation_fusion" in on)
     line = f"fused kernels: {', '.join(fusion.title for name, fusion in FUSIONS.items() if name in on)}"
     assert (line in printed.splitlines()) if on else "fused kernels" not in printed, printed
