@@ -420,7 +420,7 @@ def test_no_number_of_a_recipe_is_beyond_all_that_its_kind_can_be() -> None:
         for field in dataclasses.fields(getattr(config, section))
         if type(getattr(getattr(config, section), field.name)) is float
     ]
-    assert len(fields) > 20
+    assert len(fields) > 15
     for section, name in fields:
         for value in (1e18, -1e18, float("nan"), float("-inf"), 1e308):
             changed = dataclasses.replace(getattr(config, section), **{name: value})
