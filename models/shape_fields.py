@@ -127,6 +127,9 @@ class ShapeFields:
     qk_layernorm_full_width: bool = declare(False)
     """With qk_layernorm: one norm over the queries of all heads, one over the keys of all groups (OLMo-2)."""
 
+    clip_qkv: float = declare(0.0, span=FACTOR, zero_is_none=True)
+    """Queries, keys and values, behind their norms, are at most this, and at least minus this (OLMoE). 0: they stay."""
+
     parallel_residual: bool = declare(False)
     """Attention and MLP of a block read the same stream, each through its own norm (GPT-NeoX)."""
 

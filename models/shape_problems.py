@@ -145,7 +145,7 @@ def _residual(shape: GPTShape) -> Iterator[str]:
 
 
 def _scales(shape: GPTShape) -> Iterator[str]:
-    for name in ("softmax_scale", "attn_logit_softcapping"):
+    for name in ("softmax_scale", "attn_logit_softcapping", "clip_qkv"):
         if getattr(shape, name) and shape.multi_latent_attention:
             yield f"model.{name} is not supported with latent attention. Use 0."
     if shape.mlp_bias and shape.num_moe_experts:

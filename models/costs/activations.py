@@ -264,7 +264,7 @@ def through_bytes(columns: MemoryColumns) -> tuple[Column, Column]:
     is_latent = columns.matrices[3][0] > 0
     latent = np.where(is_latent, (width + product_input_bytes(columns)) * latent, 0.0)
     values = np.where(is_latent, model.attention_width - model.query_width, model.kv_width)
-    through = width * (model.query_width + model.kv_width + values)
+    through = width * (model.query_width + model.kv_width + values) * (1 + model.clipped)
     # what the norms have read, which in latent attention are the latents'
     normed = np.where(is_latent, 0.0, width * (model.query_width + model.kv_width) * model.query_norms)
     through = np.where(is_latent & (columns.published.recomputes_latents > 0), 0.0, through + normed)

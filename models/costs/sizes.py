@@ -65,6 +65,8 @@ class ModelSizes:
     """Queries and keys are turned by their position."""
     query_norms: bool
     """Queries and keys are normalised, head by head."""
+    clipped: bool
+    """Queries, keys and values are clipped, which keeps them as they were besides."""
     softmax_offset: bool
     """Each head's softmax has one more logit, which Triplane's own attention computes in blocks of queries."""
     hidden_dropout: bool
@@ -126,6 +128,7 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         norm_bytes=kept_bytes,
         rotary=shape.position_embedding_type == "rope",
         query_norms=shape.qk_layernorm,
+        clipped=shape.clip_qkv > 0,
         softmax_offset=shape.softmax_type != "vanilla",
         hidden_dropout=shape.hidden_dropout > 0,
         attention_dropout=shape.attention_dropout > 0,

@@ -19,8 +19,9 @@ from models.families.base import (
 )
 from models.hf.block_parts import layer_windows, rotary, rotary_by_window
 from models.hf.config_parts import olmoe_experts, tied
-from models.hf.keys import Architecture
+from models.hf.keys import Architecture, Config, Unsupported
 from models.hf.row_layouts import Table, same
+from models.shape_fields import SPANS
 from models.shapes import GPTShape
 
 
@@ -122,15 +123,27 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
+
+def _read_clip(left: Config, fields: dict[str, Any]) -> None:
+    value = left.pop("clip_qkv", None)
+    if value is not None and value not in SPANS["clip_qkv"]:
+        raise Unsupported("clip_qkv", value, f"null, or {SPANS['clip_qkv']}")
+    fields["clip_qkv"] = value or 0.0
+
+
+def _write_clip(shape: GPTShape) -> Config:
+    return {"clip_qkv": shape.clip_qkv or None}
+
+
 ARCHITECTURES["olmoe"] = Architecture(
     model_class="OlmoeForCausalLM",
     numbers=LLAMA_NUMBERS | {"num_experts_per_tok": "moe_router_topk", "router_aux_loss_coef": "moe_aux_loss_coeff"},
     defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.01},
-    switches=LLAMA_SWITCHES | {"clip_qkv": (None,)},
+    switches=LLAMA_SWITCHES,
     implied=LLAMA_IMPLIED
     | {"qk_layernorm": True, "qk_layernorm_full_width": True, "moe_router_load_balancing_type": "aux_loss"},
     aliases={"num_local_experts": "num_experts"},
-    parts=(LLAMA_HEADS, rotary(), tied(False), ATTENTION_BIAS, olmoe_experts(64)),
+    parts=(LLAMA_HEADS, rotary(), tied(False), ATTENTION_BIAS, olmoe_experts(64), (_read_clip, _write_clip)),
 )
 
 BLOCK = {key: rule for key, rule in (ATTENTION | MLP).items() if "layer_norm_" not in key} | {

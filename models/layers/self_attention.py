@@ -27,6 +27,7 @@ class BlockAttention(SelfAttention):
             assert config.kv_channels is not None  # turning changes no length, so that this may come before it
             norm: Any = nn.RMSNorm(config.kv_channels, config.layernorm_epsilon, elementwise_affine=False)
             self.q_layernorm = self.k_layernorm = norm
+        self.clip_qkv = shape.clip_qkv
         self._yarn_concentration_factor = attention_factor(shape)
         self.rotary_part: int | None = None
         """Which half of the rotary embedding this block's is (models/rope.py); None: all of it."""
@@ -41,6 +42,13 @@ class BlockAttention(SelfAttention):
         if self.rotary_part is not None and rotary_pos_emb is not None:
             rotary_pos_emb = part_of(rotary_pos_emb, self.rotary_part, self.config.rotary_interleaved)
         return super().forward(*args, rotary_pos_emb=rotary_pos_emb, **kwargs)
+
+    def get_query_key_value_tensors(self, *args: Any, split_qkv: bool = True, **kwargs: Any) -> Any:
+        """mcore's, clipped: queries, keys, values, each [s, b, heads, d], and with an output gate that, as it is."""
+        found = super().get_query_key_value_tensors(*args, split_qkv=split_qkv or bool(self.clip_qkv), **kwargs)
+        if not self.clip_qkv:
+            return found
+        return *(each.clamp(-self.clip_qkv, self.clip_qkv) for each in found[:3]), *found[3:]
 
     def _apply_output_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """x [s, b, n d], gate [s, b, n, d] -> x's shape. mcore's is compiled as it is first used; this is not."""

@@ -229,6 +229,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"moe_shared_expert_intermediate_size": 0, "untie_embeddings_and_output_weights": True, "moe_router_topk": 2},
     ),
     "olmoe": ("olmoe_tiny", {}),
+    "olmoe clipped": ("olmoe_tiny", {"clip_qkv": 0.5}),
     "olmoe weights that sum to 1, groups": ("olmoe_tiny", {"moe_router_pre_softmax": False, "num_query_groups": 2}),
     "llama4": ("llama4_tiny", {}),
     "llama4 interleaved experts, no norms, other blocks": (

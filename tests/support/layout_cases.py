@@ -314,7 +314,7 @@ MODELS = [
     ),
     model("learned softmax logits, packed documents", "cp2 tp2", documents_apart=True, softmax_type="learnable"),
     model("Qwen3-MoE: experts, norms of queries and keys", "tp2spep2etp1 pp2 cp2", shape="qwen3_moe_tiny"),
-    model("OLMoE: experts, norms over all heads", "tp2spep2etp1 pp2", shape="olmoe_tiny"),
+    model("OLMoE: experts, norms over all heads", "tp2spep2etp1 pp2", shape="olmoe_tiny", clip_qkv=0.5),
     model(
         "Kimi K2: MLA, sigmoid router without groups, dense first",
         "tp2spep2etp1 pp2",

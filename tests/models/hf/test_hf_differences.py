@@ -110,7 +110,7 @@ EXPERTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "gates of shared experts in windows": (TINY["qwen2_moe_tiny"], {"use_sliding_window": True}, "use_sliding_window"),
     "turned channels of more than a head": (MINIMAX, {"rotary_dim": 64}, "rotary_dim = 64: expected a number from 1"),
     "softmax scores": (MINIMAX, {"scoring_func": "softmax"}, "scoring_func = 'softmax': expected 'sigmoid'"),
-    "clipped queries": (TINY["olmoe_tiny"], {"clip_qkv": 8.0}, "clip_qkv = 8.0: expected None"),
+    "clipped queries": (TINY["olmoe_tiny"], {"clip_qkv": -8.0}, "clip_qkv = -8.0: expected null, or a number above 0"),
     "no block of experts": (TINY["ernie45_moe_tiny"], {"moe_layer_start_index": 9}, "moe_layer_start_index = 9"),
     "two of Llama 4's experts": (LLAMA4, {"num_experts_per_tok": 2}, "num_experts_per_tok = 2: expected 1"),
     "weights that do not sum to 1": (QWEN35, {"norm_topk_prob": False}, "norm_topk_prob = False: expected true"),
