@@ -32,7 +32,7 @@ NO_TORCH = """
     training.config.import_path training.custom.check
     models.costs.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
     training.watchdog.watchdog training.watchdog.rank_monitor training.profile.summarize
-    models.costs.sizes training.memory.predicted training.memory.oom_advice
+    models.costs.sizes models.costs.predict training.memory.planned training.memory.oom_advice
     tools.plan.run
 """
 TORCH = """

@@ -13,6 +13,7 @@ import pytest
 import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
 from layout_cases import MODELS, Model, drawn
+from models.costs.recompute_plan import recompute_plans
 from models.layers import compiled
 from models.layers.compiled import Compiler
 from models.resolve import resolve
@@ -21,8 +22,7 @@ from refused_layouts import GPU_ONLY, REFUSED, Refused
 from tools.parity.compare import Observed, compare, observe
 from tools.parity.layouts import with_layout
 from training.cli import parse
-from training.memory.planned import Modules
-from training.memory.recompute_plan import recompute_plans
+from training.memory.planned import Modules, as_case
 
 TABLE = Path(__file__).resolve().parent.parent / "docs/layouts.md"
 
@@ -74,7 +74,7 @@ def test_layout_trains_as_one_rank(
 def test_the_budget_of_the_table_recomputes_a_part() -> None:
     config, world_size = with_layout(MODELS[0].config(["auto"]), "dp2zero2")
     shape, modules = resolve(config.model, None), Modules(cuda=False, transformer_engine=False)
-    (plan,) = recompute_plans(config, world_size, shape, modules)
+    (plan,) = recompute_plans(as_case(config, world_size, shape, modules), shape)
     assert 0 < plan.flops < plan.most_flops
 
 

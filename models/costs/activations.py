@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.costs.cases import FORMATS, Column, MemoryColumns, tokens
+from models.costs.cases import FORMATS, Column, MemoryColumns, element_bytes, tokens
 
 LARGEST_BLOCK = 512
 """Queries that Triplane's own attention computes together (models/layers/blockwise_attention.py, BLOCK_ROWS)."""
@@ -230,11 +230,6 @@ def stream_bytes(columns: MemoryColumns) -> Column:
     """What one block hands to the next: a sequence piece of it on each TP rank, under sequence parallelism."""
     pieces = np.where(columns.layout.sequence_parallel > 0, columns.layout.tp, 1)
     return np.asarray(element_bytes(columns) * tokens(columns) * columns.model.hidden / pieces)
-
-
-def element_bytes(columns: MemoryColumns) -> Column:
-    """Of an activation: fp8's and fp4's are 16-bit ones between the products."""
-    return np.where(columns.format == FORMATS.index("fp32"), 4.0, 2.0)
 
 
 def product_input_bytes(columns: MemoryColumns) -> Column:

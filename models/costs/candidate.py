@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from parallel.config import Sharding
-from parallel.stages import layout_string
+from parallel.config import ParallelConfig, Sharding
+from parallel.stages import layers_per_chunk, layout_string
 
 Recompute = Literal["none", "core_attn", "mlp", "operators", "moe", "full"]
 """Megatron's recompute_modules one at a time, or whole layers. operators: every second product and what is cheap, as
@@ -65,3 +65,42 @@ class Candidate:
         words += [] if self.sequence_parallel or self.tp == 1 else ["no sequence parallelism"]
         words += [] if self.precision in ("bf16", "fp16") else [self.precision]
         return ", ".join([text, *words])
+
+
+FULLY_SHARDED = {zero: name for name, zero in ZERO.items() if zero > 1}
+"""Below, use_distributed_optimizer says it."""
+
+
+def parallel_config(layout: Candidate, *, experts: bool = False) -> ParallelConfig:
+    """The recipe's section of this layout, of a model with experts or without."""
+    interleaved = layout.vpp if layout.vpp > 1 else None
+    ends = layout.split == "ends"
+    return ParallelConfig(
+        tensor_model_parallel_size=layout.tp,
+        sequence_parallel=layout.sequence_parallel and layout.tp > 1,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=interleaved,
+        num_layers_in_first_pipeline_stage=layout.first_layers if ends and layout.first_layers else None,
+        num_layers_in_last_pipeline_stage=layout.last_layers if ends and layout.last_layers else None,
+        account_for_embedding_in_pipeline_split=layout.split == "embedding_and_loss",
+        account_for_loss_in_pipeline_split=layout.split in ("embedding_and_loss", "loss"),
+        pipeline_model_parallel_layout=layout_string(layout.chunk_layers) if layout.split == "layout" else None,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp if experts else None,
+        use_distributed_optimizer=layout.zero >= 1,
+        data_parallel_sharding_strategy=FULLY_SHARDED.get(layout.zero),
+        num_distributed_optimizer_instances=layout.copies,
+        overlap_grad_reduce=layout.overlap and layout.dp * layout.cp > 1,
+        overlap_param_gather=layout.overlap and layout.dp * layout.cp > 1 and layout.zero >= 1,
+    )
+
+
+def chunks(layers: int, layout: Candidate) -> list[int]:
+    """Blocks of each chunk, first to last."""
+    if layout.chunk_layers:
+        return list(layout.chunk_layers)
+    whole = layout.pp * layout.vpp
+    if layout.split == "even" and layers % whole:  # only published runs, by programs that deal layers out one by one
+        return [layers // whole + (number < layers % whole) for number in range(whole)]
+    return layers_per_chunk(parallel_config(layout), layers)

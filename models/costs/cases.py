@@ -1,10 +1,10 @@
-"""Cases, as columns: one numpy element per case, so that thousands cost as much as one."""
+"""Cases, as columns: one numpy element per case, so that thousands cost as much as one; and bytes, as answers."""
 
 import copy
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,9 +54,49 @@ class MemoryColumns:
         return other
 
 
+class States(NamedTuple):
+    """Bytes of a rank throughout a step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    host: float
+    """In the host's memory; the others on the rank's device."""
+
+    @property
+    def total(self) -> float:
+        """On the device."""
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(slots=True)
+class PeakBytes:
+    """Bytes on a rank; ``total`` is their sum."""
+
+    weights: Column
+    gradients: Column
+    optimizer: Column
+    activations: Column
+    workspace: Column
+    stage: Column
+    """The fullest pipeline stage."""
+    host: Column
+    """In the host's memory, of the stage that holds most there."""
+
+    @property
+    def total(self) -> Column:
+        """On the device."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+
+
 def tokens(columns: MemoryColumns) -> Column:
     """Of a microbatch on one rank, before sequence parallelism divides them."""
     return np.asarray(columns.model.seq_length * columns.layout.mbs / columns.layout.cp)
+
+
+def element_bytes(columns: MemoryColumns) -> Column:
+    """Of an activation: fp8's and fp4's are 16-bit ones between the products."""
+    return np.where(columns.format == FORMATS.index("fp32"), 4.0, 2.0)
 
 
 def number_format(precision: str) -> str:

@@ -11,16 +11,14 @@ from models.costs.activations import (
     BlockBytes,
     attention_sublayer_bytes,
     block_bytes,
-    element_bytes,
     mlp_sublayer_bytes,
     norm_bytes,
     spared_bytes,
     stream_bytes,
 )
-from models.costs.cases import Column, MemoryColumns, tokens
+from models.costs.cases import Column, MemoryColumns, element_bytes, tokens
 from models.costs.flops import DELTA_CHUNK, MAMBA_CHUNK
-
-ATTENTION_AND_MLP = frozenset({"*-", "+-", "*E", "+E"})
+from models.costs.sizes import ATTENTION_AND_MLP
 
 
 def kind_bytes(columns: MemoryColumns, kind: str) -> BlockBytes:

@@ -5,24 +5,20 @@ Transformer Engine saves within it. A tensor that two modules save is sent twice
 it go.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
 from models.costs.activations import (
     SOFTMAX_BYTES,
-    element_bytes,
     product_input_bytes,
     returned_bytes,
     sent_tokens,
     stream_bytes,
     through_bytes,
 )
-from models.costs.cases import Column, MemoryColumns, tokens
-from models.sublayers import OffloadModule
-
-MODULES: tuple[str, ...] = get_args(OffloadModule)
+from models.costs.cases import Column, MemoryColumns, element_bytes, tokens
+from models.costs.program import OFFLOADED_MODULES
 
 
 class OffloadedBytes(NamedTuple):
@@ -32,11 +28,6 @@ class OffloadedBytes(NamedTuple):
     """That the GPU no longer holds."""
     sent: Column
     """That the host holds."""
-
-
-def encoded(modules: Sequence[str]) -> int:
-    """Modules as a number, for a column of cases: a bit of each."""
-    return sum(1 << MODULES.index(module) for module in modules)
 
 
 def offloaded_bytes(columns: MemoryColumns, *, experts: bool) -> OffloadedBytes:
@@ -68,4 +59,4 @@ def _expert_bytes(columns: MemoryColumns) -> Column:
 def _on(columns: MemoryColumns, module: str) -> Column:
     """1 where it is offloaded, else 0."""
     mask = columns.software.offloaded_modules.astype(np.int64)
-    return (mask >> MODULES.index(module) & 1).astype(np.float64)
+    return (mask >> OFFLOADED_MODULES.index(module) & 1).astype(np.float64)

@@ -1,7 +1,6 @@
-"""Bytes on the fullest rank of each case, by category."""
+"""Bytes on a rank of one pipeline stage of each case, by category, at the peak of a step."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -11,82 +10,32 @@ import numpy as np
 from models.costs.activations import (
     block_bytes,
     depth_bytes,
-    element_bytes,
     in_flight,
     lookup_bytes,
     loss_bytes,
     stream_bytes,
 )
 from models.costs.candidate import Candidate
-from models.costs.cases import FORMATS, Column, ColumnGroup, MemoryColumns, tokens
-from models.costs.mixers import ATTENTION_AND_MLP, kind_bytes
+from models.costs.cases import FORMATS, Column, ColumnGroup, MemoryColumns, PeakBytes, element_bytes, tokens
+from models.costs.mixers import kind_bytes
 from models.costs.offloaded_modules import offloaded_bytes
+from models.costs.sizes import ATTENTION_AND_MLP
 from models.costs.stage_parameters import FP4_COPIES, FP8_COPIES
 from models.costs.states import Blocks, BlockStack, Gathered, gathered_bytes, state_bytes
-from models.shapes import GPTShape
 
 LIBRARY_BYTES = 1.6e9
 """CUDA's context, cuBLAS's and cuDNN's workspaces."""
 GROUP_BYTES = 1.3e9
 """Of each axis of parallelism: NCCL's buffers, and what its collectives' own tensors break up of the free memory. Both
 from what 72 published peaks hold beyond the tensors that are counted here."""
-SAFE_SHARE = 0.80
-"""No run failed whose estimate stayed below this share of the card (arXiv:2411.06465)."""
-SAFE_HOST_SHARE = 0.60
-"""Of the host's memory. Torch rounds each pinned tensor up to a power of two, which adds 44 % where sizes are of all
-magnitudes (1 / ln 2), to activations and to half of the optimizer's bytes; processes, data loaders and copies for
-checkpoints come on top."""
 ROUNDS = 3
 """Of PP microbatches each, after which an interleaved schedule repeats itself."""
-
-
-@dataclass(slots=True)
-class PeakBytes:
-    """Bytes on the fullest stage's rank; ``total`` is their sum."""
-
-    weights: Column
-    gradients: Column
-    optimizer: Column
-    activations: Column
-    workspace: Column
-    stage: Column
-    """The fullest pipeline stage."""
-    host: Column
-    """In the host's memory, of the stage that holds most there."""
-
-    @property
-    def total(self) -> Column:
-        """On the device."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 
 def workspace_bytes(layout: ColumnGroup) -> Column:
     """Beside the tensors, on a GPU."""
     axes = np.array([layout.tp, layout.pp, layout.cp, layout.ep, layout.dp])
     return np.asarray(LIBRARY_BYTES + GROUP_BYTES * (axes > 1).sum(axis=0))
-
-
-def memory(
-    columns: MemoryColumns,
-    shapes: Sequence[GPTShape],
-    layouts: Sequence[Candidate],
-    adjusted: Callable[[PeakBytes], PeakBytes] = lambda found: found,
-) -> PeakBytes:
-    """Computes the first stage, the second, the last, and the first of those with the most mixtures of experts: others
-    hold no more than these. adjusted: of each stage, before the fullest is taken."""
-    known = {key: BlockStack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
-    stacks = [known[id(shape)] for shape in shapes]
-    looked_at = [
-        [0] * len(layouts),
-        [min(1, layout.pp - 1) for layout in layouts],
-        [layout.pp - 1 for layout in layouts],
-    ]
-    if any(any(shape.moe_blocks) and not all(shape.moe_blocks) for shape in shapes):
-        looked_at.append([stack.richest(layout) for stack, layout in zip(stacks, layouts, strict=True)])
-    best, *others = (adjusted(stage_memory(columns, stacks, layouts, stages)) for stages in looked_at)
-    for found in others:
-        best = _fuller(best, found)
-    return best
 
 
 class Recomputed(NamedTuple):
@@ -109,7 +58,24 @@ def stage_memory(
     stages: Sequence[int],
     recomputed: Recomputed = AS_LAID_OUT,
 ) -> PeakBytes:
-    """Of one stage of each case."""
+    """Of one stage of each case. The block method recomputes only the first layers of each chunk: in between, by their
+    share."""
+    found, kept = _stage_memory(columns, stacks, layouts, stages, recomputed), columns.software.kept_blocks
+    if np.any(kept > 0):
+        whole = _stage_memory(columns.recomputing("none"), stacks, layouts, stages, recomputed)
+        for name in ("activations", "host"):
+            own, other = getattr(found, name), getattr(whole, name)
+            setattr(found, name, np.where(kept > 0, own * (1 - kept) + other * kept, own))
+    return found
+
+
+def _stage_memory(
+    columns: MemoryColumns,
+    stacks: Sequence[BlockStack],
+    layouts: Sequence[Candidate],
+    stages: Sequence[int],
+    recomputed: Recomputed,
+) -> PeakBytes:
     looked_at = list(zip(stacks, layouts, stages, strict=True))
     dense, expert = np.array([stack.held(layout, stage) for stack, layout, stage in looked_at], np.float64).T
     own = [stack.blocks(layout)[stage] for stack, layout, stage in looked_at]
@@ -143,7 +109,7 @@ def stage_memory(
         gradients=gradients,
         optimizer=optimizer,
         activations=activations,
-        workspace=workspace_bytes(layout) + columns.published.bucket_bytes,
+        workspace=np.where(software.cuda > 0, workspace_bytes(layout) + columns.published.bucket_bytes, 0.0),
         stage=number,
         host=np.asarray(host),
     )
@@ -270,10 +236,3 @@ def _activations(
     lookup = np.where(stage == 0, at_the_start * kept + lookup_bytes(columns) + gathered.at_work, 0.0)
     found = np.maximum(most * kept + working, at_the_end * kept + np.maximum(working, loss))
     return np.maximum(found, lookup) + passing, most * kept
-
-
-def _fuller(one: PeakBytes, other: PeakBytes) -> PeakBytes:
-    more = other.total > one.total
-    found = PeakBytes(*(np.where(more, getattr(other, name), getattr(one, name)) for name in PeakBytes.__slots__))
-    found.host = np.maximum(one.host, other.host)
-    return found

@@ -1,13 +1,21 @@
 """What the training program does, as far as memory or time depends on it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
+
+from models.sublayers import OffloadModule
+
+OFFLOADED_MODULES: tuple[str, ...] = get_args(OffloadModule)
 
 
 @dataclass(kw_only=True, frozen=True)
 class Software:
     """What a run, or the planner, sets of pretrain_gpt.py; by default, with Transformer Engine."""
 
+    cuda: bool = True
+    """CUDA's context, libraries and NCCL's buffers come on top."""
     transformer_engine: bool = True
     """Its modules keep what they need; False: this project's own, on the CPU, keep every intermediate result."""
     fused: bool = True
@@ -31,11 +39,15 @@ class Software:
     """Of each pipeline chunk, the first ones: blocks whose activations wait in the host's memory
     (train.cpu_offloading_num_layers)."""
     offloaded_modules: int = 0
-    """Modules whose inputs wait in the host's memory (train.offload_modules), by ``offloaded_modules.encoded``."""
+    """Modules whose inputs wait in the host's memory (train.offload_modules), by ``encoded``."""
     offloaded_module_share: float = 1.0
     """Of these, what is sent (train.activation_offload_fraction)."""
     loss_chunk_tokens: float = math.inf
     """Tokens whose logits are there at once (train.cross_entropy_chunk_tokens)."""
+    recompute_budget: float = math.inf
+    """Bytes that a rank may hold before sublayers are computed again (train.recompute)."""
+    kept_blocks: float = 0.0
+    """Share of the blocks that the layout's recomputation leaves out (train.recompute_method = "block")."""
     keeps_fp32_gradients: bool = True
     """Gradients in 16 bits have an fp32 copy while the optimizer steps."""
     fp8_weights: bool = False
@@ -136,3 +148,8 @@ def sharded(own: Software, zero: int) -> Software:
         reduces_every_microbatch=True,
         by_unit=True,
     )
+
+
+def encoded(modules: Sequence[str]) -> int:
+    """Modules as a number, for a column of cases: a bit of each."""
+    return sum(1 << OFFLOADED_MODULES.index(module) for module in modules)

@@ -28,6 +28,10 @@ ATTENTION_MATRICES = 5
 """As many as latent attention has; others leave the rest empty."""
 
 
+ATTENTION_AND_MLP = frozenset({"*-", "+-", "*E", "+E"})
+"""Kinds of blocks; those of hybrids are others."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ModelSizes:
     """Of one architecture at one sequence length. Widths in channels, over all TP ranks."""

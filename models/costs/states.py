@@ -8,18 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.costs.activations import element_bytes, in_flight
-from models.costs.candidate import ZERO, Candidate
-from models.costs.cases import FORMATS, Column, MemoryColumns
+from models.costs.activations import in_flight
+from models.costs.candidate import Candidate, chunks
+from models.costs.cases import FORMATS, Column, MemoryColumns, States, element_bytes
 from models.costs.parameters import Parameter, block_parameters, embedding_parameters, head_parameters, mtp_parameters
 from models.costs.program import OURS, Software, sharded
 from models.costs.stage_parameters import FP4_COPIES, FP8_COPIES, local_size
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
-from parallel.stages import layers_per_chunk, layout_string
-
-FULLY_SHARDED = {zero: name for name, zero in ZERO.items() if zero > 1}
-"""Below, use_distributed_optimizer says it."""
 
 
 class Blocks(NamedTuple):
@@ -41,46 +37,6 @@ class HeldParameters(NamedTuple):
 HOST_STATE_BYTES = 16
 """Of a parameter whose optimizer state is on the host: fp32 weight and gradient, and both moments. Copies of gradients
 stay from step to step (HybridDeviceOptimizer's; FSDP2's in torch's cache of pinned memory)."""
-
-
-class States(NamedTuple):
-    """Bytes of a rank throughout a step."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    host: float
-    """In the host's memory; the others on the rank's device."""
-
-    @property
-    def total(self) -> float:
-        """On the device."""
-        return self.weights + self.gradients + self.optimizer
-
-
-def parallel_config(layout: Candidate, *, experts: bool = False) -> ParallelConfig:
-    """The recipe's section of this layout, of a model with experts or without."""
-    interleaved = layout.vpp if layout.vpp > 1 else None
-    ends = layout.split == "ends"
-    return ParallelConfig(
-        tensor_model_parallel_size=layout.tp,
-        sequence_parallel=layout.sequence_parallel and layout.tp > 1,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=interleaved,
-        num_layers_in_first_pipeline_stage=layout.first_layers if ends and layout.first_layers else None,
-        num_layers_in_last_pipeline_stage=layout.last_layers if ends and layout.last_layers else None,
-        account_for_embedding_in_pipeline_split=layout.split == "embedding_and_loss",
-        account_for_loss_in_pipeline_split=layout.split in ("embedding_and_loss", "loss"),
-        pipeline_model_parallel_layout=layout_string(layout.chunk_layers) if layout.split == "layout" else None,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.etp if experts else None,
-        use_distributed_optimizer=layout.zero >= 1,
-        data_parallel_sharding_strategy=FULLY_SHARDED.get(layout.zero),
-        num_distributed_optimizer_instances=layout.copies,
-        overlap_grad_reduce=layout.overlap and layout.dp * layout.cp > 1,
-        overlap_param_gather=layout.overlap and layout.dp * layout.cp > 1 and layout.zero >= 1,
-    )
 
 
 class BlockStack:
@@ -148,16 +104,6 @@ class BlockStack:
 def _dealt(layout: Candidate) -> tuple[object, ...]:
     """What decides which blocks are where."""
     return (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers, layout.chunk_layers)
-
-
-def chunks(layers: int, layout: Candidate) -> list[int]:
-    """Blocks of each chunk, first to last."""
-    if layout.chunk_layers:
-        return list(layout.chunk_layers)
-    whole = layout.pp * layout.vpp
-    if layout.split == "even" and layers % whole:  # only published runs, by programs that deal layers out one by one
-        return [layers // whole + (number < layers % whole) for number in range(whole)]
-    return layers_per_chunk(parallel_config(layout), layers)
 
 
 class _ShardSizes(NamedTuple):

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from models.config import ModelConfig
+from models.costs.predict import Predicted, fullest
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
@@ -14,8 +15,7 @@ from training.config import recipe
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
-from training.memory.planned import Modules, Planned
-from training.memory.predicted import Predicted, fullest
+from training.memory.planned import Modules, as_case
 
 SHARE = 0.90
 """Of the card, for what is predicted with CUDA's context and libraries. The rest is for what a prediction misses."""
@@ -60,7 +60,7 @@ def with_layers(model: ModelConfig, num_layers: int) -> ModelConfig:
 def predicted(machine: GpuMachine, config: RunConfig) -> Predicted:
     """Bytes of the fullest rank on this machine's GPUs."""
     modules = Modules(cuda=True, transformer_engine=machine.has_te)
-    return fullest([Planned(config=config, world_size=len(machine.gpus))], shape_of(config), modules)[0]
+    return fullest([as_case(config, len(machine.gpus), shape_of(config), modules)], shape_of(config))[0]
 
 
 def shape_of(config: RunConfig) -> GPTShape:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from data.loader import Batch
+from models.costs.predict import of_stage
 from models.layers import cross_entropy
 from models.resolve import resolve
 from parallel import groups
@@ -25,7 +26,7 @@ from tests.gpu.steps import take
 from training.batches import context_slice
 from training.config.run_config import RunConfig
 from training.memory.measured import Counted, modules_of
-from training.memory.predicted import of_stage
+from training.memory.planned import as_case
 from training.parts.model import build_parts
 
 WARMUP_STEPS = 2
@@ -59,7 +60,7 @@ def measure(identity: Identity, text: str, job_size: int, rank: int | None, step
         parts = build_parts(config, shape, ranks)
         torch.cuda.reset_peak_memory_stats(ranks.device)
         taken = take(WARMUP_STEPS + steps, parts, OwnTokens(config, ranks, shape.vocab_size))
-        expected = of_stage(config, job_size, shape, modules_of(ranks), ranks.at.pp)
+        expected = of_stage(as_case(config, job_size, shape, modules_of(ranks)), shape, ranks.at.pp)
     times_s, result = taken.times_s[WARMUP_STEPS:], taken.results[-1]
     return {
         "stage": expected.stage,

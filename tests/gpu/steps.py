@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from models.costs.flops import flops_per_token, peak_flops
+from models.costs.predict import of_stage
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
@@ -24,7 +25,7 @@ from training.memory.measured import (
     on_the_host,
     staying,
 )
-from training.memory.predicted import of_stage
+from training.memory.planned import as_case
 from training.parts.model import build_parts, overlap_of_tp
 from training.progress import Progress
 from training.step import RankParts, StepRequests, StepResult
@@ -50,7 +51,7 @@ def measure(
         stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
         taken = take(warmup_steps + steps, parts, stream)
         found = taken.held._replace(host=on_the_host(parts.optimizer, ranks.device))
-        expected = of_stage(config, identity.world_size, shape, modules_of(ranks), ranks.at.pp)
+        expected = of_stage(as_case(config, identity.world_size, shape, modules_of(ranks)), shape, ranks.at.pp)
         name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     times_s = taken.times_s[warmup_steps:]
     step_s = statistics.median(times_s)

@@ -8,6 +8,8 @@ import torch
 from megatron.core import tensor_parallel
 
 from gradients import VOCABULARY, sums_and_gradients
+from models.costs.predict import fullest
+from models.costs.recompute_plan import StagePlan, recompute_plans
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
@@ -16,9 +18,7 @@ from ranks import run_ranks
 from tests.models.test_offload import MICROBATCHES, batches, configured
 from tests.training.memory.test_recompute_plan import FULL, with_train
 from training.config.run_config import RunConfig
-from training.memory.planned import Modules, Planned
-from training.memory.predicted import fullest
-from training.memory.recompute_plan import recompute_plans
+from training.memory.planned import Modules, as_case
 
 CPU = Modules(cuda=False, transformer_engine=False)
 
@@ -27,10 +27,13 @@ def within(config: RunConfig, world_size: int, keeps: float) -> RunConfig:
     """A budget that leaves so much of what full recomputation would spare."""
     shape = resolve(config.model, VOCABULARY)
     ends = [with_train(config, **FULL), config]
-    least, most = (
-        each.tensors for each in fullest([Planned(config=end, world_size=world_size) for end in ends], shape, CPU)
-    )
+    least, most = (each.tensors for each in fullest([as_case(end, world_size, shape, CPU) for end in ends], shape))
     return with_train(config, recompute=f"auto:{(least + keeps * (most - least)) / 2**20:.4f}MiB")
+
+
+def plans_of(config: RunConfig, world_size: int) -> tuple[StagePlan, ...]:
+    shape = resolve(config.model, VOCABULARY)
+    return recompute_plans(as_case(config, world_size, shape, CPU), shape)
 
 
 def compare(identity: Identity, config: RunConfig, chosen: RunConfig, world_size: int) -> None:
@@ -46,7 +49,7 @@ def compare(identity: Identity, config: RunConfig, chosen: RunConfig, world_size
             return real(function, *args)
 
         tensor_parallel.checkpoint = counted
-        plan = recompute_plans(chosen, world_size, resolve(config.model, VOCABULARY), CPU)[ranks.at.pp]
+        plan = plans_of(chosen, world_size)[ranks.at.pp]
         found = sums_and_gradients(chosen, ranks, batches(config))
         if plan.whole_blocks:  # and depths of multi-token prediction
             assert len(calls) > MICROBATCHES * config.model.num_layers / ranks.layout.pp
@@ -76,6 +79,6 @@ def test_the_same_losses_and_gradients(layout: str, shape: str, keeps: float) ->
     dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1} if shape in ("debug", "gpt2_tiny") else {}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **dropout))
     chosen = within(config, world_size, keeps)
-    plans = recompute_plans(chosen, world_size, resolve(config.model, VOCABULARY), CPU)
+    plans = plans_of(chosen, world_size)
     assert any(plan.whole_blocks if keeps < 0.1 else plan.places for plan in plans)
     run_ranks(world_size, compare, config, chosen, world_size)

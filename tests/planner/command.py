@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.costs.cases import Column
-from models.costs.peak import SAFE_SHARE
+from models.costs.predict import SAFE_SHARE
 from parallel.errors import UserError
 from parallel.output import columns
 from tests.planner import refit, validation

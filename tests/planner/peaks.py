@@ -7,7 +7,7 @@ import numpy as np
 
 from models.costs.candidate import Recompute
 from models.costs.cases import Column
-from models.costs.peak import SAFE_SHARE, memory
+from models.costs.predict import SAFE_SHARE, memory
 from tests.planner.rows import PublishedRun
 from tools.plan.cost.cases import PricedColumns
 

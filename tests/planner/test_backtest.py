@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.costs.peak import SAFE_SHARE
+from models.costs.predict import SAFE_SHARE
 from parallel.errors import UserError
 from tests.planner import refit
 from tests.planner.fit import fit

@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from models.costs.candidate import ZERO
+from models.costs.cases import MemoryCase, States
 from models.costs.flops import flops_per_token
 from models.costs.parameters import active_parameters, mtp_only_parameters, num_parameters
+from models.costs.predict import of_parameter, of_stages, size
+from models.costs.recompute_plan import described_plans, recompute_plans, recomputed_flops
 from models.costs.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
 from models.resolve import resolve
 from models.shapes import GPTShape
@@ -25,9 +28,7 @@ from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig
 from training.config.schedules import batch_schedule
 from training.custom.check import check
-from training.memory.planned import planned_modules
-from training.memory.predicted import bytes_per_parameter, of_stages, size
-from training.memory.recompute_plan import described_plans, recompute_plans, recomputed_flops
+from training.memory.planned import as_case, planned_modules
 from training.run_dir.kept_schedule import chosen, planned
 
 MOST_ROWS = 16
@@ -191,8 +192,8 @@ def _parameters(shape: GPTShape) -> str:
 
 def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     """One row a stage: ranks of the first replica, layers of each chunk, parameters and bytes of one rank."""
-    found, modules = stages(shape, config.parallel), planned_modules(config)
-    held = of_stages(config, layout.world_size, shape, modules, range(len(found)))
+    found, case = stages(shape, config.parallel), as_case(config, layout.world_size, shape, planned_modules(config))
+    held = of_stages(case, shape, range(len(found)))
     unit, scale = ("GiB", 2**30) if max(part.total for part in held) >= 2**30 else ("MiB", 2**20)
     sizes = ("weights", "gradients", "optimizer", "activations", "total")
     rows: list[tuple[str, ...]] = [("stage", "ranks of dp 0", "layers", "parameters", "on a rank", *sizes)]
@@ -208,10 +209,10 @@ def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     if len(found) > MOST_ROWS:
         lines[1 + MOST_ROWS // 2 : -MOST_ROWS // 2] = [f"  ... {len(found) - MOST_ROWS} more stages ..."]
     beside = "the process and its libraries come on top"
-    if modules.cuda:
+    if case.software.cuda:
         more = f"{held[0].workspace / scale:.2f}"
         beside = f"total has {more} more, for CUDA's context, libraries, NCCL's buffers and fragmentation"
-    said = f"  in {unit} on a rank: {_each(found, config, layout)}"
+    said = f"  in {unit} on a rank: {_each(found, config, layout, bytes_per_parameter(config, case))}"
     if config.optimizer.optimizer != "adam":
         said += f", as AdamW's: what {config.optimizer.optimizer} keeps is not known here"
     lines += [said, f"  activations at the peak of a step; {beside}"]
@@ -224,14 +225,20 @@ def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     return lines
 
 
+def bytes_per_parameter(config: RunConfig, case: MemoryCase) -> States:
+    """What one parameter takes on its ranks together, Transformer Engine's copies included."""
+    own = of_parameter(case.layout, case.software)
+    casts = 0 if config.parallel.fully_sharded else product_copies(config.precision)
+    return own._replace(weights=own.weights + casts)
+
+
 def _products(precision: PrecisionConfig) -> str:
     name = precision.products
     return f", {name} {getattr(precision, name)}" if name else ""
 
 
-def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -> str:
-    """What the bytes of a rank are made of."""
-    each = bytes_per_parameter(config, layout.world_size, sum(len(chunk) for stage in found for chunk in stage.layers))
+def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout, each: States) -> str:
+    """What the bytes of a rank are made of. each: of a parameter."""
     parallel, copies = config.parallel, config.parallel.num_distributed_optimizer_instances
     shards, expert_shards = layout.dp * layout.cp // copies, layout.edp // copies
     apart = shards != expert_shards and any(s.expert_parameters_per_rank for s in found)
@@ -277,13 +284,13 @@ def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:
     """FLOPs per token, and of the whole run."""
     train, seq_length = config.train, config.model.seq_length
     own = flops_per_token(shape, seq_length)
-    modules = planned_modules(config)
-    done = executed_flops_per_token(config, shape) + recomputed_flops(config, world_size, shape, modules)
+    case = as_case(config, world_size, shape, planned_modules(config))
+    done = executed_flops_per_token(config, shape) + recomputed_flops(case, shape)
     whole = own * seq_length * batch_schedule(train).consumed_after(train.train_iters)
     again = f" ({done:.4g} with recomputation)" if done != own else ""
     lines = [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]
     if train.recompute is not None:
-        lines.append(f"  recomputed: {described_plans(recompute_plans(config, world_size, shape, modules))}")
+        lines.append(f"  recomputed: {described_plans(recompute_plans(case, shape))}")
     return lines
 
 

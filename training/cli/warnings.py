@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from models.costs.flops import flops_per_token
 from models.costs.parameters import num_parameters
+from models.costs.predict import Predicted, fullest
 from models.costs.stage_parameters import checkpoint_bytes
 from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
@@ -16,8 +17,7 @@ from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import CheckpointConfig, LogConfig, RunConfig
 from training.config.schedules import learning_schedule
 from training.config.train_config import TrainConfig
-from training.memory.planned import Planned, planned_modules
-from training.memory.predicted import Predicted, fullest
+from training.memory.planned import as_case, planned_modules
 
 GPUS_PER_NODE = 8
 H100_BYTES = 80e9
@@ -38,8 +38,8 @@ def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     found += _experts(config, shape, layout)
     found += _learning_rate(config.optimizer, config.checkpoint)
     if size >= LARGE:
-        planned = [Planned(config=config, world_size=layout.world_size)]
-        (held,) = fullest(planned, shape, planned_modules(config))
+        case = as_case(config, layout.world_size, shape, planned_modules(config))
+        (held,) = fullest([case], shape)
         found += [*_memory(config, shape, held), *_activations(config, held)]
         found += _saving(config, shape, layout)
     return found

@@ -3,7 +3,7 @@
 import os
 from typing import NamedTuple
 
-from models.costs.peak import SAFE_HOST_SHARE
+from models.costs.predict import SAFE_HOST_SHARE, of_stage, size
 from models.shapes import GPTShape
 from parallel import host_memory
 from parallel.errors import SharedMistake
@@ -11,8 +11,7 @@ from parallel.groups import Ranks
 from parallel.launch import node_name
 from training.checkpoint.agreement import gathered
 from training.config.run_config import RunConfig
-from training.memory.measured import modules_of
-from training.memory.predicted import of_stage, size
+from training.memory.measured import own_case
 
 
 class RankShare(NamedTuple):
@@ -32,7 +31,7 @@ def check_host_room(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
     """
     if ranks.device.type == "cpu" or not offloads(config):
         return
-    own = of_stage(config, ranks.identity.world_size, shape, modules_of(ranks), ranks.at.pp)
+    own = of_stage(own_case(config, shape, ranks), shape, ranks.at.pp)
     share = RankShare(node_name(os.environ), own.host, host_memory.total_bytes())
     if found := lacking(gathered([share], ranks)):
         node, needed, total = found

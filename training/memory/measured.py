@@ -10,6 +10,8 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from models.costs.cases import MemoryCase
+from models.costs.predict import Predicted, of_stage, size
 from models.layers.fp8_weights import stored
 from models.layers.spec import has_transformer_engine
 from models.shapes import GPTShape
@@ -20,8 +22,7 @@ from parallel.untrusted import read_text
 from training.config.run_config import RunConfig
 from training.health.stragglers import gathered_rows
 from training.loop import Callback
-from training.memory.planned import Modules
-from training.memory.predicted import Predicted, of_stage, size
+from training.memory.planned import Modules, as_case
 from training.progress import Progress
 from training.step import StepResult
 
@@ -101,8 +102,8 @@ class MemoryReport(Callback):
         )
         table = [MeasuredBytes(*row) for row in gathered_rows(own, self.ranks)]
         rank = max(range(len(table)), key=lambda number: (table[number].total, -number))
-        stage, world = self.ranks.layout.coordinates(rank).pp, self.ranks.identity.world_size
-        expected = of_stage(self.config, world, self.shape, modules_of(self.ranks), stage)
+        stage = self.ranks.layout.coordinates(rank).pp
+        expected = of_stage(own_case(self.config, self.shape, self.ranks), self.shape, stage)
         self.ranks.say(sentence(rank, expected, table[rank], cuda=self.ranks.device.type == "cuda"))
         names = ("weights", "gradients", "optimizer", "activations", "workspace", "host")
         predicted = {name: getattr(expected, name) for name in names}
@@ -112,6 +113,11 @@ class MemoryReport(Callback):
 def modules_of(ranks: Ranks) -> Modules:
     """What this rank's blocks are made of."""
     return Modules(cuda=ranks.device.type == "cuda", transformer_engine=has_transformer_engine(ranks.device))
+
+
+def own_case(config: RunConfig, shape: GPTShape, ranks: Ranks) -> MemoryCase:
+    """This run, as bytes are predicted of it."""
+    return as_case(config, ranks.layout.world_size, shape, modules_of(ranks))
 
 
 def sentence(rank: int, expected: Predicted, found: MeasuredBytes, *, cuda: bool) -> str:

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from models.costs.peak import SAFE_HOST_SHARE, SAFE_SHARE
+from models.costs.predict import SAFE_HOST_SHARE, SAFE_SHARE, Predicted, fullest, largest_first, size
 from models.shapes import GPTShape
 from training.config.activation_offload import offloadable
 from training.config.run_config import RunConfig, with_fields
 from training.config.train_config import LOSS_CHUNK_TOKENS, recompute_budget
-from training.memory.planned import Modules, Planned
-from training.memory.predicted import Predicted, fullest, largest_first, size
+from training.memory.planned import Modules, as_case
 
 LESS = 0.9
 """Of its own prediction, at most, that a change must come to where the prediction alone would have fitted."""
@@ -39,9 +38,9 @@ class Room:
         return self.words.format(size(self.bytes))
 
 
-def advice(asked: Planned, shape: GPTShape, modules: Modules, room: Room, recipe: str) -> str:
+def advice(config: RunConfig, world_size: int, shape: GPTShape, modules: Modules, room: Room, recipe: str) -> str:
     """The last words of a run that ran out of memory. recipe: where the planner can read its configuration."""
-    expected = fullest([asked], shape, modules)[0]
+    expected = fullest([as_case(config, world_size, shape, modules)], shape)[0]
     most, safe = SAFE_SHARE * room.bytes, f"{SAFE_SHARE:.0%} of that, which is safe"
     lines = [
         f"out of memory: predicted are {size(expected.total)} on a rank of stage {expected.stage} "
@@ -53,13 +52,13 @@ def advice(asked: Planned, shape: GPTShape, modules: Modules, room: Room, recipe
             "By that it should have fitted: look for other processes there, then for what no formula knows "
             "(fragmentation, uneven experts, a field of model.megatron)."
         )
-    found = changes(asked, shape, modules, most, SAFE_HOST_SHARE * room.host_bytes)
+    found = changes(config, world_size, shape, modules, most, SAFE_HOST_SHARE * room.host_bytes)
     if found:
         lines.append(f"Single changes, those first that fit below {size(most)} ({safe}):")
         lines += [_line(fields, expected, held, most) for fields, held in found]
     lines.append(
         "Other layouts, and how many GPUs would do: "
-        f"python -m tools.plan --recipe {recipe} --num_gpus {asked.world_size} --cluster CLUSTER (of slurm/clusters)"
+        f"python -m tools.plan --recipe {recipe} --num_gpus {world_size} --cluster CLUSTER (of slurm/clusters)"
     )
     return "\n".join(lines)
 
@@ -73,15 +72,14 @@ def _line(fields: Fields, expected: Predicted, held: Predicted, most: float) -> 
 
 
 def changes(
-    asked: Planned, shape: GPTShape, modules: Modules, most: float, most_on_host: float
+    config: RunConfig, world_size: int, shape: GPTShape, modules: Modules, most: float, most_on_host: float
 ) -> list[tuple[Fields, Predicted]]:
     """Of each switch its mildest setting that fits, else the one that saves most: what fits first, then by bytes."""
-    expected, found = fullest([asked], shape, modules)[0], []
-    for settings in _switches(asked, shape):
-        legal = [(fields, Planned(config=with_fields(asked.config, fields), world_size=asked.world_size))
-                 for fields in settings]  # fmt: skip
-        legal = [(fields, planned) for fields, planned in legal if not planned.config.problems(planned.world_size)]
-        held = fullest([planned for _, planned in legal], shape, modules) if legal else []
+    expected, found = fullest([as_case(config, world_size, shape, modules)], shape)[0], []
+    for settings in _switches(config, shape):
+        altered = [(fields, with_fields(config, fields)) for fields in settings]
+        legal = [(fields, other) for fields, other in altered if not other.problems(world_size)]
+        held = fullest([as_case(other, world_size, shape, modules) for _, other in legal], shape) if legal else []
         saving = [
             (fields, each)
             for (fields, _), each in zip(legal, held, strict=True)
@@ -93,9 +91,8 @@ def changes(
     return sorted(found, key=lambda each: max(most, each[1].total))
 
 
-def _switches(asked: Planned, shape: GPTShape) -> Iterator[Sequence[Fields]]:
+def _switches(config: RunConfig, shape: GPTShape) -> Iterator[Sequence[Fields]]:
     """The settings of each, the mildest first; about in the order of what they cost in speed. Legal or not."""
-    config = asked.config
     yield _shards(config)
     if config.parallel.tensor_model_parallel_size > 1 and not config.parallel.sequence_parallel:
         yield [{"parallel.sequence_parallel": True}]

@@ -8,14 +8,13 @@ from pathlib import Path
 import psutil
 import torch
 
+from models.costs.predict import size
 from models.shapes import GPTShape
 from parallel import host_memory
 from parallel.groups import Ranks
 from training.config.run_config import RunConfig
 from training.memory.measured import modules_of
 from training.memory.oom_advice import Room, advice
-from training.memory.planned import Planned
-from training.memory.predicted import size
 
 MARKS = (
     "out of memory",  # CUDA's own, cuBLAS' and NCCL's words for it, where torch's allocator was not asked
@@ -45,8 +44,8 @@ def explain_out_of_memory(config: RunConfig, shape: GPTShape, ranks: Ranks, reci
                 if ranks.device.type == "cuda" and is_of_the_host(error):
                     note = of_the_host()
                 else:
-                    asked = Planned(config=config, world_size=ranks.identity.world_size)
-                    note = advice(asked, shape, modules_of(ranks), room, f"{recipe}" if recipe.exists() else "RECIPE")
+                    known = f"{recipe}" if recipe.exists() else "RECIPE"
+                    note = advice(config, ranks.layout.world_size, shape, modules_of(ranks), room, known)
                 error.add_note(note)
         raise
 

@@ -1,14 +1,12 @@
 """A configuration in the terms of the planner's formulas: its layout, and what the program does with memory."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from models.costs.candidate import ZERO, Candidate, Recompute
-from models.costs.cases import MemoryCase, MemoryColumns
-from models.costs.offloaded_modules import encoded
-from models.costs.program import OURS, Software, sharded
+from models.costs.cases import MemoryCase
+from models.costs.program import OURS, Software, encoded, sharded
 from models.costs.sizes import sizes
 from models.kernels import fusions_on
 from models.shapes import GPTShape
@@ -17,17 +15,9 @@ from parallel.stages import layers_per_chunk
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig, kernel_setting
 from training.config.schedules import batch_schedule
-from training.config.train_config import TrainConfig
+from training.config.train_config import TrainConfig, recompute_budget
 
 LOGIT_BYTES = 2
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Planned:
-    """A configuration on so many ranks."""
-
-    config: RunConfig
-    world_size: int
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -45,16 +35,35 @@ def planned_modules(config: RunConfig) -> Modules:
     return Modules(cuda=gpu, transformer_engine=gpu)
 
 
-def columns_of(
-    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules
-) -> MemoryColumns:
-    model = sizes(shape, planned[0].config.model.seq_length)
-    programs = [
-        replace(program(each.config, modules), loss_bytes=loss_bytes(each.config, shape, modules)) for each in planned
-    ]
-    return MemoryColumns(
-        [MemoryCase(model=model, layout=layout, software=own) for layout, own in zip(layouts, programs, strict=True)]
+def as_case(config: RunConfig, world_size: int, shape: GPTShape, modules: Modules) -> MemoryCase:
+    """What ``models.costs.predict`` is asked."""
+    return MemoryCase(
+        model=sizes(shape, config.model.seq_length),
+        layout=candidate(config, world_size, shape.num_layers),
+        software=program(config, shape, modules),
     )
+
+
+def program(config: RunConfig, shape: GPTShape, modules: Modules) -> Software:
+    """What memory depends on, of pretrain_gpt.py with these settings."""
+    train = config.train
+    wide = config.precision.dtype == "fp32" or config.precision.grad_reduce_in_fp32
+    own = replace(
+        OURS,
+        cuda=modules.cuda,
+        transformer_engine=modules.transformer_engine,
+        main_gradient_bytes=4 if wide else 2,
+        fp8_weights=config.precision.fp8_param_gather,
+        loss_bytes=loss_bytes(config, shape, modules),
+        loss_chunk_tokens=train.cross_entropy_chunk_tokens or math.inf,
+        recompute_budget=math.inf if train.recompute is None else recompute_budget(train.recompute),
+        kept_blocks=_kept_share(config, shape),
+        offloaded_blocks=train.cpu_offloading_num_layers if modules.cuda else 0,
+        offloaded_modules=encoded(train.offload_modules if modules.transformer_engine else ()),
+        offloaded_module_share=train.activation_offload_fraction,
+        **kept_state(config.optimizer),
+    )
+    return sharded(own, ZERO[config.parallel.sharding])
 
 
 def loss_bytes(config: RunConfig, shape: GPTShape, modules: Modules) -> int:
@@ -65,21 +74,13 @@ def loss_bytes(config: RunConfig, shape: GPTShape, modules: Modules) -> int:
     return LOGIT_BYTES if fused and not config.train.cross_entropy_chunk_tokens else OURS.loss_bytes
 
 
-def program(config: RunConfig, modules: Modules) -> Software:
-    """What memory depends on, of pretrain_gpt.py with these settings."""
-    wide = config.precision.dtype == "fp32" or config.precision.grad_reduce_in_fp32
-    own = replace(
-        OURS,
-        transformer_engine=modules.transformer_engine,
-        main_gradient_bytes=4 if wide else 2,
-        fp8_weights=config.precision.fp8_param_gather,
-        loss_chunk_tokens=config.train.cross_entropy_chunk_tokens or math.inf,
-        offloaded_blocks=config.train.cpu_offloading_num_layers if modules.cuda else 0,
-        offloaded_modules=encoded(config.train.offload_modules if modules.transformer_engine else ()),
-        offloaded_module_share=config.train.activation_offload_fraction,
-        **kept_state(config.optimizer),
-    )
-    return sharded(own, ZERO[config.parallel.sharding])
+def _kept_share(config: RunConfig, shape: GPTShape) -> float:
+    """``Software.kept_blocks``."""
+    train, parallel = config.train, config.parallel
+    if train.recompute_granularity != "full" or train.recompute_method != "block":
+        return 0.0
+    chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
+    return max(0.0, 1 - (train.recompute_num_layers or 0) * chunks / shape.num_layers)
 
 
 STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}

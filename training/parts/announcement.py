@@ -2,14 +2,14 @@
 
 import torch
 
+from models.costs.recompute_plan import described_plans, recompute_plans
 from models.kernels import described
 from models.layers import mixers, packed
 from parallel.config import PrecisionConfig
 from parallel.precision import params_dtype
 from training.loop import Reason
 from training.loss_weights import layout_dependent
-from training.memory.measured import modules_of
-from training.memory.recompute_plan import described_plans, recompute_plans
+from training.memory.measured import own_case
 from training.parts.model import fusions
 from training.parts.run import TrainingRun
 from training.progress import Progress
@@ -34,7 +34,7 @@ def announce(run: TrainingRun) -> None:
     if fused := described(fusions(config, shape, ranks, ranks.say)):
         ranks.say(f"fused kernels: {fused}")
     if config.train.recompute is not None:
-        plans = recompute_plans(config, ranks.layout.world_size, shape, modules_of(ranks))
+        plans = recompute_plans(own_case(config, shape, ranks), shape)
         ranks.say(f'recomputed for train.recompute = "{config.train.recompute}": {described_plans(plans)}')
     for line in mixers.described(shape, ranks.device):
         ranks.say(line)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import torch
 
 from models.costs.flops import flops_per_token, peak_flops
+from models.costs.recompute_plan import recomputed_flops
 from parallel.ddp import Chunks
 from training.batches import BatchStream
 from training.config.executed_flops import executed_flops_per_token
 from training.health.fp8_shadow import ShadowWindow
-from training.memory.measured import modules_of
-from training.memory.recompute_plan import recomputed_flops
+from training.memory.measured import own_case
 from training.metrics.meters import Meter, model_meters
 from training.metrics.parameter_stats import BlockOutputs, Due, ParameterStats
 from training.metrics.rates import Rates
@@ -88,7 +88,7 @@ def build_recorder(
     config, shape, ranks = run.config, run.shape, run.ranks
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
     dtype = config.precision.products or config.precision.dtype
-    again = recomputed_flops(config, ranks.layout.world_size, shape, modules_of(ranks))
+    again = recomputed_flops(own_case(config, shape, ranks), shape)
     rates = Rates(
         world_size=ranks.layout.world_size,
         flops_per_token=flops_per_token(shape, seq_length),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from models import gpt
+from models.costs.recompute_plan import recompute_plans
 from models.init import initialise
 from models.kernels import fusions_on, kernel_problems
 from models.layers import cross_entropy, restarting_rope
@@ -23,8 +24,7 @@ from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting
 from training.config.train_config import TrainConfig
 from training.custom.loss import load_loss
-from training.memory.measured import modules_of
-from training.memory.recompute_plan import recompute_plans
+from training.memory.measured import own_case
 from training.step import RankParts
 
 
@@ -108,7 +108,7 @@ def recomputed(config: RunConfig, shape: GPTShape, ranks: Ranks) -> gpt.Recomput
             num_layers=train.recompute_num_layers,
             modules=train.recompute_modules,
         )
-    plan = recompute_plans(config, ranks.layout.world_size, shape, modules_of(ranks))[ranks.at.pp]
+    plan = recompute_plans(own_case(config, shape, ranks), shape)[ranks.at.pp]
     if plan.whole_blocks:
         return gpt.Recompute(granularity="full", method="uniform", num_layers=1)
     return gpt.Recompute(sublayers=plan.numbers(ranks.layout.vpp))

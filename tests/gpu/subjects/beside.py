@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from models.costs.predict import fullest
 from models.resolve import resolve
 from parallel.config import PrecisionConfig
 from tests.gpu import measured_models, verdict_beside
@@ -17,8 +18,7 @@ from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects.throughput import as_it_fits
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.memory.planned import Modules, Planned
-from training.memory.predicted import fullest
+from training.memory.planned import Modules, as_case
 
 FP8 = PrecisionConfig(fp8="hybrid", fp8_recipe="tensorwise")
 """The recipe that "auto" takes on Hopper; Megatron's GPTModel gets the same."""
@@ -96,8 +96,8 @@ def fits_plainly(run: SubjectRun, model: Any, config: RunConfig) -> bool:
     the others' losses hold beyond Triplane's."""
     plain = dataclasses.replace(config, model=model, precision=PrecisionConfig())
     shape = measured_models.shape_of(plain)
-    planned = [Planned(config=plain, world_size=len(run.machine.gpus))]
-    held = fullest(planned, shape, Modules(cuda=True, transformer_engine=False))[0].total
+    case = as_case(plain, len(run.machine.gpus), shape, Modules(cuda=True, transformer_engine=False))
+    held = fullest([case], shape)[0].total
     logits = 8 * config.train.micro_batch_size * model.seq_length * shape.padded_vocab_size
     return held + logits <= measured_models.SHARE * run.machine.memory_gib * 2**30
 

@@ -1,10 +1,10 @@
 """Predicted against measured memory of three architectures."""
 
+from models.costs.predict import size
 from tests.gpu import measured_models
 from tests.gpu.sizes import Role
 from tests.gpu.subject_run import SubjectRun
 from tests.gpu.subjects.throughput import steps_of
-from training.memory.predicted import size
 
 BOUND = 0.10
 """Largest difference of measured from predicted tensors at the peak, relative: training/memory says a few percent."""

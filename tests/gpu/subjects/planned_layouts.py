@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.costs.predict import Predicted, fullest, of_stage, size
 from models.costs.states import BlockStack
 from models.resolve import resolve
 from parallel.layout import Coordinates
@@ -15,8 +16,7 @@ from tools.plan.search.pricing import constants, planned_cases
 from tools.plan.search.request import PlanRequest
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.memory.planned import Modules, Planned, candidate
-from training.memory.predicted import Predicted, fullest, of_stage, size
+from training.memory.planned import Modules, as_case, candidate
 
 MEMORY_BOUND, MEMORY_GOAL = 0.10, 0.05
 """Of measured against predicted tensors at the peak, as subject memory has it; and what is to be reached."""
@@ -71,8 +71,8 @@ def predicted(row: LayoutRow, config: RunConfig, job_size: int, modules: Modules
     """Bytes of the stage that the row is about."""
     shape = resolve(config.model, None)
     if row.stage == "last":
-        return of_stage(config, job_size, shape, modules, config.layout(job_size).pp - 1)
-    return fullest([Planned(config=config, world_size=job_size)], shape, modules)[0]
+        return of_stage(as_case(config, job_size, shape, modules), shape, config.layout(job_size).pp - 1)
+    return fullest([as_case(config, job_size, shape, modules)], shape)[0]
 
 
 def seconds(config: RunConfig, job_size: int, stage: int, cluster: Cluster) -> dict[str, float]:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from models.costs.predict import size
 from tests.gpu import measured_models
 from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects.fusions import LOSS_BOUND, Known, compared, refused_or_run
 from training.config.run_config import RunConfig, with_fields
-from training.memory.predicted import size
 
 SAVINGS: dict[str, Mapping[str, Any]] = {
     "logits_in_pieces": {"train.cross_entropy_chunk_tokens": 1024},

@@ -7,6 +7,8 @@ import pytest
 
 from models.costs.candidate import Candidate
 from models.costs.flops import sublayer_flops
+from models.costs.predict import of_stages
+from models.costs.recompute_plan import recomputed_flops
 from tests.tools.plan.test_layouts import question
 from tools import clusters
 from tools.plan.cost.cases import PricedColumns
@@ -21,9 +23,7 @@ from tools.plan.search.request import PlanRequest
 from tools.plan.search.switches import activations_on_the_host, switched, within_budget
 from training.config.recipe import load
 from training.config.run_config import RunConfig
-from training.memory.planned import planned_modules
-from training.memory.predicted import of_stages
-from training.memory.recompute_plan import recomputed_flops
+from training.memory.planned import as_case, planned_modules
 
 AWAY = "activations on the host"
 DENSE = Candidate(tp=2, dp=4, microbatches=16)
@@ -49,7 +49,7 @@ def found(asked: PlanRequest, layout: Candidate, base: RunConfig | None = None) 
 def held(config: RunConfig, asked: PlanRequest) -> dict[str, float]:
     """On the fullest rank, as --dry_run says it."""
     pp = config.parallel.pipeline_model_parallel_size
-    stages = of_stages(config, asked.num_gpus, asked.shape, planned_modules(config), range(pp))
+    stages = of_stages(as_case(config, asked.num_gpus, asked.shape, planned_modules(config)), asked.shape, range(pp))
     fullest = max(stages, key=lambda stage: stage.total)
     return {name: getattr(fullest, name) for name in HELD}
 
@@ -150,7 +150,7 @@ def test_what_pays_is_priced_between_nothing_and_all(model: str) -> None:
     assert config.problems(asked.num_gpus) == [] and plan.held_bytes == held(config, asked)
     assert sum(plan.held_bytes.values()) <= 63.6 * 2**30
     flops = sum(sum(sublayer_flops(asked.shape, block, 8192)) for block in range(asked.shape.num_layers))
-    again = recomputed_flops(config, asked.num_gpus, asked.shape, planned_modules(config)) / flops
+    again = recomputed_flops(as_case(config, asked.num_gpus, asked.shape, planned_modules(config)), asked.shape) / flops
     slower = (plan.step_s - none.step_s) / (full.step_s - none.step_s)
     assert slower == pytest.approx(again) if layout.pp == 1 else slower > again  # early stages recompute most
 

@@ -7,6 +7,7 @@ import pytest
 
 from models.costs.candidate import Candidate
 from models.costs.parameters import num_parameters
+from models.costs.predict import of_stages
 from parallel.errors import UserError
 from tests.tools.plan.test_layouts import question
 from tests.tools.plan.test_switches import plan_of
@@ -17,8 +18,7 @@ from tools.plan.search.pricing import holdable, price
 from tools.plan.search.recipe import configuration, write
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.switches import activations_on_the_host, kept_on_the_host, modules_on_the_host, switched
-from training.memory.planned import planned_modules
-from training.memory.predicted import of_stages
+from training.memory.planned import as_case, planned_modules
 
 GIB = 2**30
 SHARDS = Candidate(dp=8, microbatches=8, zero=3, recompute="full")
@@ -42,7 +42,7 @@ def test_a_plan_offloads_what_its_recipe_does(layout: Candidate) -> None:
     asked = activations_on_the_host(offloading(), layout)
     config = configuration(asked, layout)
     assert config.problems(8) == []
-    stages = of_stages(config, 8, asked.shape, planned_modules(config), range(layout.pp))
+    stages = of_stages(as_case(config, 8, asked.shape, planned_modules(config)), asked.shape, range(layout.pp))
     plan = plan_of(asked, layout)
     assert plan.host_bytes == pytest.approx(max(stage.host for stage in stages), rel=1e-9)
     states = plan_of(offloading(), layout)
@@ -67,7 +67,7 @@ def test_modules_are_offloaded_as_their_recipe_does(name: str, layout: Candidate
     assert accepted and config.problems(8) == [] and config.train.offload_modules == away.offload_modules
     assert {"core_attn", "attn_proj", "qkv_linear"} <= set(away.offload_modules)
     assert ("expert_fc1" in away.offload_modules) == bool(asked.shape.num_moe_experts)
-    stages = of_stages(config, 8, asked.shape, planned_modules(config), range(layout.pp))
+    stages = of_stages(as_case(config, 8, asked.shape, planned_modules(config)), asked.shape, range(layout.pp))
     fullest = max(stages, key=lambda stage: stage.total)
     assert other.total_bytes == pytest.approx(fullest.total, rel=1e-9)
     assert other.host_bytes == pytest.approx(max(stage.host for stage in stages), rel=1e-9)

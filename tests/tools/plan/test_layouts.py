@@ -7,8 +7,7 @@ import random
 import pytest
 
 from models.config import ModelConfig
-from models.costs.candidate import Candidate
-from models.costs.states import chunks
+from models.costs.candidate import Candidate, chunks
 from parallel.stages import layers_per_chunk
 from tools import clusters
 from tools.plan.search.enumeration import candidates

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from models.costs.candidate import Candidate, Zero
-from models.costs.peak import PeakBytes, memory
+from models.costs.cases import PeakBytes
+from models.costs.predict import memory
 from models.costs.program import AS_OURS, Published, Software, sharded
 from models.costs.sizes import ModelSizes, sizes
 from models.families import named

@@ -16,6 +16,7 @@ import tools.plan.trace.spots  # noqa: F401  (as a trace's own process does befo
 from models.config import ModelConfig
 from models.costs.activations import LARGEST_BLOCK
 from models.costs.candidate import Candidate
+from models.costs.predict import of_stage
 from models.costs.states import BlockStack, states
 from models.layers.blockwise_attention import BLOCK_ROWS
 from models.resolve import resolve
@@ -30,8 +31,7 @@ from tools.plan.search.request import PlanRequest
 from tools.plan.trace import balance, command, one_rank
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.memory.planned import Modules
-from training.memory.predicted import of_stage
+from training.memory.planned import Modules, as_case
 from training.parts.model import build_parts
 
 
@@ -169,7 +169,7 @@ def test_so_are_losses_in_pieces(tmp_path: Path, precision: str, piece: int) -> 
     layout = Candidate(pp=16, microbatches=16, recompute="full", precision=precision)
     asked = question("llama3_8b", layout, 4096)
     pieces = {"cross_entropy_chunk_tokens": piece}
-    expected = of_stage(trained(asked, layout, **pieces), 16, asked.shape, CPU, 15).activations
+    expected = of_stage(as_case(trained(asked, layout, **pieces), 16, asked.shape, CPU), asked.shape, 15).activations
     assert traced(tmp_path, asked, layout, 15, **pieces)["activations"] == pytest.approx(expected, rel=0.05)
 
 
@@ -376,12 +376,12 @@ def test_formulas_know_what_is_chosen_to_be_recomputed(
     """keeps: share that the budget leaves of what recomputation would spare."""
     asked = question(model, layout, 2048)
     ends = [
-        of_stage(trained(asked, end), asked.num_gpus, asked.shape, CPU, stage)
+        of_stage(as_case(trained(asked, end), asked.num_gpus, asked.shape, CPU), asked.shape, stage)
         for end in (dataclasses.replace(layout, recompute="full"), layout)
     ]
     budget = ends[0].tensors + keeps * (ends[1].tensors - ends[0].tensors)
     chosen = {"recompute": f"auto:{budget / 2**20:.3f}MiB"}
-    expected = of_stage(trained(asked, layout, **chosen), asked.num_gpus, asked.shape, CPU, stage)
+    expected = of_stage(as_case(trained(asked, layout, **chosen), asked.num_gpus, asked.shape, CPU), asked.shape, stage)
     assert 0.8 * budget < expected.tensors <= budget
     assert traced(tmp_path, asked, layout, stage, **chosen)["activations"] == pytest.approx(
         expected.activations, rel=0.05

@@ -10,6 +10,7 @@ import torch
 from data.tokenizers.base import ByteTokenizer
 from models import gpt
 from models.costs.parameters import num_parameters
+from models.costs.predict import fullest
 from models.costs.stage_parameters import stages
 from models.resolve import resolve
 from parallel import groups
@@ -17,13 +18,13 @@ from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout, bubble
 from ranks import run_ranks
-from training.cli.dry_run import describe, grid
+from training.cli.dry_run import bytes_per_parameter, describe, grid
 from training.cli.parse import parse_config
 from training.config.recipe import load
 from training.config.run_config import RunConfig
-from training.memory.planned import Modules, Planned
-from training.memory.predicted import bytes_per_parameter, fullest
+from training.memory.planned import Modules, as_case
 
+GPU = Modules(cuda=True, transformer_engine=True)
 DEMO, DEBUG = "slurm/recipes/demo.toml", "slurm/recipes/debug.toml"
 LARGE = """--dry_run --model.shape llama31_405b --model.seq_length 8192 --train.train_iters 1000000
     --parallel.tensor_model_parallel_size 8 --parallel.sequence_parallel --parallel.overlap_grad_reduce
@@ -162,15 +163,14 @@ def test_a_rank_holds_what_the_plan_says(flags: str) -> None:
 )
 def test_bytes_per_parameter(flags: str, expected: tuple[float, float, float]) -> None:
     config = parse_config(["--train.global_batch_size", "8", *flags.split()])
-    assert bytes_per_parameter(config, 4, num_layers=4) == (*expected, 0)
+    assert bytes_per_parameter(config, as_case(config, 4, resolve(config.model, None), GPU)) == (*expected, 0)
 
 
 def test_the_plan_predicts_what_a_run_does() -> None:
     """The same bytes as the run's own line about memory, and the planner's table."""
     config = parse_config([*LARGE.split(), "--world_size", "16384"])
     shape = resolve(config.model, None)
-    planned = Planned(config=config, world_size=16384)
-    (held,) = fullest([planned], shape, Modules(cuda=True, transformer_engine=True))
+    (held,) = fullest([as_case(config, 16384, shape, GPU)], shape)
     row = plan(*LARGE.split(), "--world_size", "16384").partition("# ")[2]
     totals = [float(line.split()[-1]) for line in row.splitlines() if re.match(r"#\s+\d+\s+\d+-\d+ ", line)]
     assert max(totals) == pytest.approx(held.total / 2**30, abs=0.005)

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
+from models.costs.predict import fullest
 from models.resolve import resolve
 from tools.plan.__main__ import main
 from training.cli.parse import parse_config
 from training.memory.oom_advice import Room, advice, changes
-from training.memory.planned import Modules, Planned
-from training.memory.predicted import fullest
+from training.memory.planned import Modules, as_case
 
 GPU = Modules(cuda=True, transformer_engine=True)
 H100 = Room(bytes=79.1 * 2**30, words="the card's {}")
@@ -27,14 +27,14 @@ LONG = (
 def printed(flags: str, world_size: int, room: Room = H100) -> list[str]:
     config = parse_config(flags.split())
     assert config.problems(world_size) == []
-    asked = Planned(config=config, world_size=world_size)
-    return advice(asked, resolve(config.model, None), GPU, room, "config.toml").splitlines()
+    return advice(config, world_size, resolve(config.model, None), GPU, room, "config.toml").splitlines()
 
 
 def priced(flags: str, world_size: int) -> float:
     config = parse_config(flags.split())
     assert config.problems(world_size) == []
-    return fullest([Planned(config=config, world_size=world_size)], resolve(config.model, None), GPU)[0].total / 2**30
+    shape = resolve(config.model, None)
+    return fullest([as_case(config, world_size, shape, GPU)], shape)[0].total / 2**30
 
 
 def rows(lines: list[str]) -> list[tuple[str, float, float, bool]]:
@@ -92,7 +92,7 @@ def test_offloaded_activations_are_counted_by_their_share() -> None:
     config = parse_config(f"{LLAMA} --device cpu --train.cpu_offloading_num_layers 32".split())
     shape, cpu = resolve(config.model, None), Modules(cuda=False, transformer_engine=False)
     plain = parse_config(f"{LLAMA} --device cpu".split())
-    found = [fullest([Planned(config=each, world_size=16)], shape, cpu)[0].total for each in (config, plain)]
+    found = [fullest([as_case(each, 16, shape, cpu)], shape)[0].total for each in (config, plain)]
     assert found[0] == found[1]
 
 
@@ -110,8 +110,8 @@ def test_modules_of_the_model_are_offloaded_where_transformer_engine_is(model: s
     shape = resolve(config.model, None)
     away = {"train.fine_grained_activation_offloading": True, "train.offload_modules": tuple(named.split())}
     for device, modules, there in (("auto", GPU, True), ("cpu", GPU, False), ("auto", PLAIN, False)):
-        asked = Planned(config=dataclasses.replace(config, device=device), world_size=8)
-        found = changes(asked, shape, modules, 1e15, 1e15)  # where all fits, the mildest setting
+        asked = dataclasses.replace(config, device=device)
+        found = changes(asked, 8, shape, modules, 1e15, 1e15)  # where all fits, the mildest setting
         assert (away in [fields for fields, _ in found]) == there
 
 

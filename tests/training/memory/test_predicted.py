@@ -9,6 +9,7 @@ import pytest
 import runs
 from data.prepared import Prepared
 from models.config import ModelConfig
+from models.costs.predict import Predicted, fullest, of_stage, of_stages
 from models.costs.stage_parameters import stages
 from models.families import SHAPES
 from models.resolve import resolve
@@ -17,8 +18,7 @@ from tests.training.memory.by_hand import rank_bytes
 from training.cli.parse import parse_config
 from training.config.run_config import RunConfig
 from training.memory.measured import MeasuredBytes, sentence
-from training.memory.planned import Modules, Planned
-from training.memory.predicted import Predicted, fullest, of_stage, of_stages
+from training.memory.planned import Modules, as_case
 
 CPU = Modules(cuda=False, transformer_engine=False)
 GPU = Modules(cuda=True, transformer_engine=True)
@@ -33,7 +33,8 @@ def asked(flags: str) -> RunConfig:
 def held(flags: str, world_size: int = 16, modules: Modules = GPU) -> Predicted:
     config = asked(flags)
     assert config.problems(world_size) == []
-    return fullest([Planned(config=config, world_size=world_size)], resolve(config.model, None), modules)[0]
+    shape = resolve(config.model, None)
+    return fullest([as_case(config, world_size, shape, modules)], shape)[0]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_states_are_those_of_the_dry_run(flags: str) -> None:
     layout, shape = config.layout(16), resolve(config.model, None)
     for number, stage in enumerate(stages(shape, config.parallel)):
         expected = rank_bytes(stage, config.precision, config.parallel, layout)
-        found = of_stage(config, 16, shape, GPU, number)
+        found = of_stage(as_case(config, 16, shape, GPU), shape, number)
         states = (found.weights, found.gradients, found.optimizer)
         assert states == pytest.approx((expected.weights, expected.gradients, expected.optimizer), rel=1e-12)
 
@@ -95,8 +96,9 @@ def test_depths_of_multi_token_prediction_keep_their_activations() -> None:
 
 def test_a_stage_without_blocks_has_nothing_to_leave_to_the_host() -> None:
     layout = "--parallel.pipeline_model_parallel_size 4 --parallel.pipeline_model_parallel_layout E|t*16|t*16|L"
+    shape = resolve(asked(layout).model, None)
     kept, away = (
-        of_stages(config := asked(f"{layout} {more}"), 4, resolve(config.model, None), GPU, range(4))
+        of_stages(as_case(asked(f"{layout} {more}"), 4, shape, GPU), shape, range(4))
         for more in ("", "--train.cpu_offloading_num_layers 16")
     )
     assert away[1].activations < kept[1].activations
@@ -108,7 +110,8 @@ def test_every_shape_has_a_prediction(modules: Modules) -> None:
     """A run of any of them reports it, and must not end by that."""
     for name in SHAPES:
         config = RunConfig(model=ModelConfig(shape=name), precision=PrecisionConfig(dtype="bf16"))
-        found = of_stage(config, 8, resolve(config.model, None), modules, 0)
+        shape = resolve(config.model, None)
+        found = of_stage(as_case(config, 8, shape, modules), shape, 0)
         assert found.activations > 0 and found.optimizer == pytest.approx(12 / 8 / 4 * found.gradients), name
 
 

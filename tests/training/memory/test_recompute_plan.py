@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from models.costs.predict import fullest, of_stages
+from models.costs.recompute_plan import Kind, Place, cheapest, recompute_plans, recomputed_flops
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import SharedMistake
 from training.cli.parse import parse_config
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig
-from training.memory.planned import Modules, Planned
-from training.memory.predicted import fullest, of_stages
-from training.memory.recompute_plan import Kind, Place, cheapest, recompute_plans, recomputed_flops
+from training.memory.planned import Modules, as_case
 
 GPU = Modules(cuda=True, transformer_engine=True)
 GIB = 2**30
@@ -64,7 +64,7 @@ def test_no_other_setting_within_the_budget_costs_less(name: str) -> None:
     config, shape = asked(flags, world_size)
     chunks = config.parallel.pipeline_model_parallel_size * (config.parallel.virtual_pipeline_model_parallel_size or 1)
     fixed = [with_train(config, **each) for each in settings_of(shape, shape.num_layers // chunks)]
-    held = [found.total for found in fullest([Planned(config=c, world_size=world_size) for c in fixed], shape, GPU)]
+    held = [found.total for found in fullest([as_case(c, world_size, shape, GPU) for c in fixed], shape)]
     model = executed_flops_per_token(config, shape)
     costs = [executed_flops_per_token(each, shape) / model - 1 for each in fixed]
     priced = list(zip(held, costs, strict=True))
@@ -73,8 +73,10 @@ def test_no_other_setting_within_the_budget_costs_less(name: str) -> None:
     for share in (0.25, 0.5, 0.75):
         budget = held[-1] + share * (held[0] - held[-1])
         chosen = with_train(config, recompute=f"auto:{budget / GIB:.6f}GiB")
-        stages = of_stages(chosen, world_size, shape, GPU, range(config.parallel.pipeline_model_parallel_size))
-        more = recomputed_flops(chosen, world_size, shape, GPU) / model
+        stages = of_stages(
+            as_case(chosen, world_size, shape, GPU), shape, range(config.parallel.pipeline_model_parallel_size)
+        )
+        more = recomputed_flops(as_case(chosen, world_size, shape, GPU), shape) / model
         assert max(stage.total for stage in stages) <= budget * (1 + 1e-6)
         least = min(cost for size, cost in priced if size <= budget)
         assert more <= least + 1e-9
@@ -109,28 +111,32 @@ def test_the_cheapest_is_the_cheapest_of_all(drawn: list[tuple[int, int, int, in
 
 def test_enough_room_recomputes_nothing_and_too_little_is_refused() -> None:
     config, shape = asked("llama3_8b", recompute="auto:500GiB")
-    (plan,) = recompute_plans(config, 16, shape, GPU)
+    (plan,) = recompute_plans(as_case(config, 16, shape, GPU), shape)
     assert (plan.words, plan.flops, plan.places) == ("nothing", 0, frozenset())
-    with pytest.raises(SharedMistake, match=r'"auto:9GB": stage 0 is predicted to hold [\d.]+ GiB .* every block'):
-        recompute_plans(with_train(config, recompute="auto:9GB"), 16, shape, GPU)
+    with pytest.raises(
+        SharedMistake, match=r"train.recompute, 8.38 GiB: stage 0 is predicted to hold [\d.]+ GiB .* every block"
+    ):
+        recompute_plans(as_case(with_train(config, recompute="auto:9GB"), 16, shape, GPU), shape)
 
 
 def test_whole_blocks_where_sublayers_spare_too_little() -> None:
     full, shape = asked("llama3_8b", **FULL)
-    (least,) = of_stages(full, 16, shape, GPU, [0])
+    (least,) = of_stages(as_case(full, 16, shape, GPU), shape, [0])
     config = with_train(asked("llama3_8b")[0], recompute=f"auto:{(least.total + 1e6) / GIB:.6f}GiB")
-    (plan,) = recompute_plans(config, 16, shape, GPU)
+    (plan,) = recompute_plans(as_case(config, 16, shape, GPU), shape)
     assert (plan.whole_blocks, plan.words) == (True, "all 32 blocks")
-    assert of_stages(config, 16, shape, GPU, [0]) == [least]
-    assert recomputed_flops(config, 16, shape, GPU) == pytest.approx(
+    assert of_stages(as_case(config, 16, shape, GPU), shape, [0]) == [least]
+    assert recomputed_flops(as_case(config, 16, shape, GPU), shape) == pytest.approx(
         executed_flops_per_token(full, shape) - executed_flops_per_token(config, shape)
     )
 
 
 def test_attention_and_mlp_of_a_parallel_residual_recompute_as_one() -> None:
     config, shape = asked("pythia_6_9b --train.micro_batch_size 4", recompute="auto:200GiB")
-    none = of_stages(with_train(config, recompute=None), 16, shape, GPU, [0])[0].total
-    (plan,) = recompute_plans(with_train(config, recompute=f"auto:{none / GIB - 1:.3f}GiB"), 16, shape, GPU)
+    none = of_stages(as_case(with_train(config, recompute=None), 16, shape, GPU), shape, [0])[0].total
+    (plan,) = recompute_plans(
+        as_case(with_train(config, recompute=f"auto:{none / GIB - 1:.3f}GiB"), 16, shape, GPU), shape
+    )
     assert plan.whole_blocks and not plan.places
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from models.costs.candidate import Candidate, Zero
+from models.costs.candidate import Candidate, Zero, parallel_config
 from models.costs.program import OURS, sharded
 from models.costs.stage_parameters import stages
-from models.costs.states import BlockStack, parallel_config, states
+from models.costs.states import BlockStack, states
 from models.families import named
 from parallel.config import PrecisionConfig
 from parallel.layout import layout_of

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from models.costs.activations import element_bytes
-from models.costs.cases import FORMATS, Column, tokens
+from models.costs.cases import FORMATS, Column, element_bytes, tokens
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import exchange_s, gather_s

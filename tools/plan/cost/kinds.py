@@ -5,11 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.costs.candidate import Candidate
+from models.costs.candidate import Candidate, chunks
 from models.costs.cases import Column, MemoryCase
-from models.costs.peak import ATTENTION_AND_MLP
-from models.costs.sizes import ModelSizes
-from models.costs.states import chunks
+from models.costs.sizes import ATTENTION_AND_MLP, ModelSizes
 
 Kinds = dict[str, NDArray[np.float64]]
 """Blocks by their sublayers (``GPTShape.blocks``): of each case, on each of its stages."""

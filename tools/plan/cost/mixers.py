@@ -7,8 +7,7 @@ was fitted to it.
 
 import numpy as np
 
-from models.costs.activations import element_bytes
-from models.costs.cases import Column, tokens
+from models.costs.cases import Column, element_bytes, tokens
 from models.costs.flops import DELTA_CHUNK, MAMBA_CHUNK
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants

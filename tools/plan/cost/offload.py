@@ -3,9 +3,10 @@
 import numpy as np
 
 from models.costs.cases import Column
-from models.costs.mixers import ATTENTION_AND_MLP, kind_bytes
+from models.costs.mixers import kind_bytes
 from models.costs.offloaded_modules import offloaded_bytes
 from models.costs.peak import offloaded_share
+from models.costs.sizes import ATTENTION_AND_MLP
 from tools.plan.cost.cases import PricedColumns
 
 

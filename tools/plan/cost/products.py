@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from models.costs.activations import element_bytes
-from models.costs.cases import FORMATS, Column
+from models.costs.cases import FORMATS, Column, element_bytes
 from tools.plan.cost.cases import GENERATIONS, PricedColumns
 from tools.plan.cost.constants import Constants
 

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.costs.activations import element_bytes
-from models.costs.cases import Column
+from models.costs.cases import Column, element_bytes
 from models.symbols import ATTENTIONS, MIXERS
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants

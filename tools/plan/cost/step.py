@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.costs.activations import element_bytes
-from models.costs.cases import Column, tokens
+from models.costs.cases import Column, element_bytes, tokens
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.head import embedding_s, head_s

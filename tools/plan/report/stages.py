@@ -6,8 +6,7 @@ table says of the step.
 
 from dataclasses import dataclass
 
-from models.costs.candidate import Candidate
-from models.costs.states import chunks
+from models.costs.candidate import Candidate, chunks
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.head import embedding_s, head_s
 from tools.plan.cost.layer import BlockTimes, mean_block

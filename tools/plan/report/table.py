@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from models.costs.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE
+from models.costs.predict import SAFE_HOST_SHARE
+from models.costs.sizes import ATTENTION_AND_MLP
 from parallel.output import columns
 from tools.plan.search.pricing import SPENT, PricedLayout
 from tools.plan.search.request import PlanRequest

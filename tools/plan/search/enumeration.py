@@ -10,7 +10,8 @@ from typing import Any, cast
 from models.config import ModelConfig
 from models.costs.candidate import Candidate, Recompute, Zero
 from models.costs.flops import flops_per_token
-from models.costs.peak import ATTENTION_AND_MLP, SAFE_SHARE
+from models.costs.predict import SAFE_SHARE
+from models.costs.sizes import ATTENTION_AND_MLP
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from tools.plan.cost.hardware import computable, precisions

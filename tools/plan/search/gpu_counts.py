@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from models.costs.parameters import num_parameters
-from models.costs.peak import SAFE_HOST_SHARE, SAFE_SHARE
+from models.costs.predict import SAFE_HOST_SHARE, SAFE_SHARE
 from tools.clusters import Cluster
 from tools.plan.cost.hardware import host_share, precisions
 from tools.plan.search.enumeration import candidates

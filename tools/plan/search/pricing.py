@@ -8,13 +8,11 @@ from operator import attrgetter
 import numpy as np
 
 from models.costs.candidate import Candidate, Zero
-from models.costs.cases import Column
+from models.costs.cases import Column, PeakBytes
 from models.costs.flops import flops_per_token
-from models.costs.offloaded_modules import encoded
-from models.costs.peak import ATTENTION_AND_MLP, SAFE_HOST_SHARE, SAFE_SHARE, PeakBytes, memory
-from models.costs.program import OURS, Software, sharded
-from models.costs.sizes import ModelSizes, sizes
-from models.costs.states import BlockStack, HeldParameters, states
+from models.costs.predict import SAFE_HOST_SHARE, SAFE_SHARE, memory, of_share
+from models.costs.program import OURS, Software, encoded, sharded
+from models.costs.sizes import ATTENTION_AND_MLP, ModelSizes, sizes
 from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
@@ -137,7 +135,7 @@ def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candid
     A stage is taken to hold nine tenths of its share, as the fullest of uneven ones may not be among those computed.
     Where they do not fit with ZeRO-1, and do with ZeRO-2, that takes their place.
     """
-    whole = BlockStack(question.shape).held(Candidate(), 0)
+    share_of = of_share(question.shape)
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
     host_room = SAFE_HOST_SHARE * host_share(question.cluster)
     fits: dict[tuple[object, ...], bool] = {}
@@ -146,9 +144,7 @@ def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candid
     def fit(layout: Candidate, zero: Zero) -> bool:
         key = HOLDS(layout), zero
         if key not in fits:
-            ranks = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
-            share = HeldParameters(whole.dense // ranks[0], whole.expert // ranks[1])
-            held = states(share, replace(layout, zero=zero), own[zero])
+            held = share_of(replace(layout, zero=zero), own[zero])
             fits[key] = 0.9 * held.total <= room and 0.9 * held.host <= host_room
         return fits[key]
 
@@ -162,10 +158,7 @@ def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candid
 
 
 def _memory(question: PlanRequest, cases: Sequence[PricedCase]) -> PeakBytes:
-    found = memory(PricedColumns(cases), [question.shape] * len(cases), [case.layout for case in cases])
-    if on_cpu(question.cluster):
-        found.workspace = np.zeros(len(cases))  # neither CUDA nor NCCL is there to hold any
-    return found
+    return memory(PricedColumns(cases), [question.shape] * len(cases), [case.layout for case in cases])
 
 
 ZEROS: tuple[Zero, ...] = (0, 1, 2, 3)
@@ -180,7 +173,7 @@ def program(cluster: Cluster, *, grad_reduce_in_fp32: bool = True, cuda_graphs: 
     """
     own = OURS if grad_reduce_in_fp32 else replace(OURS, gradient_bytes=2, main_gradient_bytes=2, accumulate_bytes=2.0)
     if on_cpu(cluster):
-        return replace(own, transformer_engine=False, fused=False)
+        return replace(own, cuda=False, transformer_engine=False, fused=False)
     return replace(own, card_age=card_age(cluster.gpu.name, LIBRARIES_OF), graphed=cuda_graphs)
 
 

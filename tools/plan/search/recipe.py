@@ -4,8 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from models.costs.candidate import Candidate
-from models.costs.states import parallel_config
+from models.costs.candidate import Candidate, parallel_config
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from models.costs.candidate import Candidate
-from models.costs.peak import SAFE_HOST_SHARE, SAFE_SHARE
+from models.costs.predict import SAFE_HOST_SHARE, SAFE_SHARE
 from parallel.errors import UserError
 from tools.plan.cost.hardware import precisions
 from tools.plan.search.enumeration import candidates

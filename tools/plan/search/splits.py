@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from models.costs.candidate import Candidate, Split
-from models.costs.states import chunks, parallel_config
+from models.costs.candidate import Candidate, Split, chunks, parallel_config
 from parallel.stages import stage_problems
 
 MOST_VPP = 16

@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from models.costs.candidate import Candidate
-from models.costs.peak import SAFE_SHARE
-from models.costs.states import chunks
+from models.costs.candidate import Candidate, chunks
+from models.costs.predict import SAFE_SHARE, of_stages
+from models.costs.recompute_plan import recompute_plans
 from parallel.errors import UserError
 from tools.plan.cost.hardware import computable, on_cpu
 from tools.plan.search.enumeration import copies_of_shards
@@ -18,9 +18,7 @@ from training.config.activation_offload import offloadable
 from training.config.incompatible import compile_problems, offload_problems
 from training.config.run_config import RunConfig
 from training.config.train_config import LOSS_CHUNK_TOKENS
-from training.memory.planned import planned_modules
-from training.memory.predicted import of_stages
-from training.memory.recompute_plan import recompute_plans
+from training.memory.planned import as_case, planned_modules
 
 
 def switched(
@@ -85,14 +83,14 @@ def _what_pays(
     config = within_budget(question, layout, base)
     if kept.fits or config.problems(question.num_gpus):
         return
-    asked = config, question.num_gpus, question.shape, planned_modules(config)
+    case = as_case(config, question.num_gpus, question.shape, planned_modules(config))
     try:
-        plans = recompute_plans(*asked)
+        plans = recompute_plans(case, question.shape)
     except UserError:  # does not fit although everything is computed again
         return
     share = max((plan.flops / plan.most_flops for plan in plans if plan.flops), default=0.0)
     spent = {name: (1 - share) * kept.spent_s[name] + share * again.spent_s[name] for name in SPENT}
-    stages = of_stages(*asked, range(layout.pp))
+    stages = of_stages(case, question.shape, range(layout.pp))
     held = max(stages, key=lambda stage: stage.total)
     speed = kept.step_s / sum(spent.values())
     found = dataclasses.replace(

@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from models.costs.candidate import Candidate
-from models.costs.peak import stage_memory
+from models.costs.cases import MemoryCase
+from models.costs.predict import of_stage
 from models.costs.program import OURS
 from models.costs.sizes import sizes
 from models.costs.stage_parameters import FP4_COPIES, FP8_COPIES
-from models.costs.states import BlockStack
 from models.kernels import KernelsConfig
 from parallel.errors import UserError
 from parallel.layout import Coordinates
 from parallel.output import columns
 from parallel.untrusted import parse_json
-from tools.plan.cost.cases import PricedCase, PricedColumns
-from tools.plan.cost.hardware import machine
 from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.recipe import configuration
 from tools.plan.search.request import PlanRequest
@@ -116,14 +114,9 @@ def by_formula(question: PlanRequest, layout: Candidate, stage: int) -> float:
     """Bytes of activations that ``memory`` gives for the modules that are traced here."""
     precision = "bf16" if layout.precision in COPIES else layout.precision
     own = dataclasses.replace(layout, precision=precision, microbatches=rounds(layout))
-    software = dataclasses.replace(OURS, transformer_engine=False)
-    case = PricedCase(
-        model=sizes(question.shape, question.seq_length),
-        layout=own,
-        machine=machine(question.cluster, precision),
-        software=software,
-    )
-    return float(stage_memory(PricedColumns([case]), [BlockStack(question.shape)], [own], [stage]).activations[0])
+    software = dataclasses.replace(OURS, cuda=False, transformer_engine=False)
+    case = MemoryCase(model=sizes(question.shape, question.seq_length), layout=own, software=software)
+    return of_stage(case, question.shape, stage).activations
 
 
 def optimizer_bytes(found: dict[str, Any]) -> int:

@@ -16,16 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from models.costs.candidate import Candidate
-from models.costs.cases import Column
+from models.costs.cases import Column, MemoryCase, MemoryColumns
 from models.costs.flops import depth_flops, sublayer_flops
 from models.costs.mixers import spared_by_sublayer
 from models.costs.peak import Recomputed, stage_memory
 from models.costs.states import BlockStack
 from models.shapes import GPTShape
 from parallel.errors import SharedMistake
-from training.config.run_config import RunConfig
-from training.config.train_config import recompute_budget
-from training.memory.planned import Modules, Planned, candidate, columns_of
 
 WORDS = {"*": "attention", "+": "attention", "-": "MLPs", "E": "experts", "M": "Mamba-2 mixers", "G": "delta nets"}
 HALVINGS = 40
@@ -90,14 +87,16 @@ class StagePlan:
         )
 
 
-def recompute_plans(config: RunConfig, world_size: int, shape: GPTShape, modules: Modules) -> tuple[StagePlan, ...]:
-    """Of each stage, for train.recompute.
+def recompute_plans(case: MemoryCase, shape: GPTShape) -> tuple[StagePlan, ...]:
+    """Of each stage, within the program's budget; none where it has none.
 
     Raises SharedMistake where a stage holds more than the budget although it recomputes everything.
     """
-    assert config.train.recompute is not None
-    budget, stages = recompute_budget(config.train.recompute), _Stages(config, world_size, shape, modules)
-    kinds = [stages.kinds(number) for number in range(stages.layout.pp)]
+    budget = case.software.recompute_budget
+    if math.isinf(budget):
+        return ()
+    stages = _Stages(case, shape)
+    kinds = [stages.kinds(number) for number in range(case.layout.pp)]
     limits = [(number, limit) for number, own in enumerate(kinds) for limit in sorted({0.0, *(k.spared for k in own)})]
     needed = stages.needed(budget, kinds, limits)
     found = []
@@ -113,11 +112,9 @@ def recompute_plans(config: RunConfig, world_size: int, shape: GPTShape, modules
     return tuple(found)
 
 
-def recomputed_flops(config: RunConfig, world_size: int, shape: GPTShape, modules: Modules) -> float:
+def recomputed_flops(case: MemoryCase, shape: GPTShape) -> float:
     """Per token, of what train.recompute has chosen; 0 without it."""
-    if config.train.recompute is None:
-        return 0.0
-    return sum(plan.flops for plan in recompute_plans(config, world_size, shape, modules))
+    return sum((plan.flops for plan in recompute_plans(case, shape)), 0.0)
 
 
 def described_plans(plans: Sequence[StagePlan]) -> str:
@@ -133,13 +130,12 @@ def _words(numbered: tuple[int, StagePlan]) -> str:
 
 
 class _Stages:
-    """Of one configuration."""
+    """Of one case."""
 
-    def __init__(self, config: RunConfig, world_size: int, shape: GPTShape, modules: Modules) -> None:
-        self.planned, self.shape, self.modules = Planned(config=config, world_size=world_size), shape, modules
-        self.layout = candidate(config, world_size, shape.num_layers)
-        self.stack, self.seq_length = BlockStack(shape), config.model.seq_length
-        columns = columns_of([self.planned], [self.layout], shape, modules)
+    def __init__(self, case: MemoryCase, shape: GPTShape) -> None:
+        self.case, self.shape, self.layout = case, shape, case.layout
+        self.stack, self.seq_length = BlockStack(shape), case.model.seq_length
+        columns = MemoryColumns([case])
         self.spared = {
             kind: [float(each[0]) for each in spared_by_sublayer(columns, kind)] for kind in dict.fromkeys(shape.blocks)
         }
@@ -188,10 +184,9 @@ class _Stages:
         return np.select([at_once, never], [0.0, np.inf], high)
 
     def _totals(self, layout: Candidate, stages: Sequence[int], largest: Column, spared: Column) -> Column:
-        count = len(stages)
-        columns = columns_of([self.planned] * count, [layout] * count, self.shape, self.modules)
-        found = stage_memory(columns, [self.stack] * count, [layout] * count, stages, Recomputed(spared, largest))
-        return found.total - (0.0 if self.modules.cuda else found.workspace)
+        count, case = len(stages), replace(self.case, layout=layout)
+        columns = MemoryColumns([case] * count)
+        return stage_memory(columns, [self.stack] * count, [layout] * count, stages, Recomputed(spared, largest)).total
 
     def whole_blocks(self, stage: int, budget: float) -> StagePlan:
         """Every block of a stage."""
@@ -199,7 +194,7 @@ class _Stages:
         least = float(self._totals(layout, [stage], nothing, nothing)[0])
         if least > budget:
             raise SharedMistake(
-                f'train.recompute = "{self.planned.config.train.recompute}": stage {stage} is predicted to hold '
+                f"train.recompute, {budget / 2**30:.2f} GiB: stage {stage} is predicted to hold "
                 f"{least / 2**30:.2f} GiB on a rank although it recomputes every block. Give at least "
                 f'"auto:{math.ceil(least / 2**20)}MiB", or hold less by TP, PP, CP, a sharding strategy or a smaller '
                 "micro batch."
