@@ -35,3 +35,24 @@ def test_only_the_door_parses_and_reads_texts() -> None:
     past_the_door = {name: found for name, found in reading.items() if name not in {DOOR, *ALLOWED}}
     assert not past_the_door
     assert not {DOOR, *ALLOWED} - reading.keys(), "these need not be allowed any more"
+
+
+BYTES = ("peak", "states", "activations", "mixers", "offloaded_modules")
+"""Files of models/costs behind its door, predict.py."""
+PRICES = {
+    "tools/plan/cost/offload.py": "seconds that a block's bytes take to the host and back",
+    "tools/plan/cost/computing.py": "blocks of one stage, which it prices alone",
+}
+
+
+def test_bytes_are_asked_of_three_doors() -> None:
+    """Predicted: models/costs/predict.py; traced: tools/plan/trace; measured: training/memory/measured.py."""
+    inside = {f"models.costs.{name}" for name in BYTES}
+    asking = {
+        str(path.relative_to(ROOT))
+        for path in MODULES
+        if path.parent != ROOT / "models/costs"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module in inside
+    }
+    assert asking == PRICES.keys(), "ask models/costs/predict.py; who asks no more need not be allowed"
