@@ -102,8 +102,8 @@ class Blueprint:
     recompute: Recompute = field(default_factory=Recompute)
     offloaded_blocks: int = 0
     """train.cpu_offloading_num_layers."""
-    fine_grained: fine_grained_offload.FineGrainedOffload | None = None
-    """train.fine_grained_activation_offloading, and what it offloads."""
+    offload_modules: tuple[str, ...] = ()
+    """That field of train."""
     own_loss: cross_entropy.TokenLoss | None = None
     """A user's, instead of cross entropy."""
     loss_chunk_tokens: int | None = None
@@ -129,7 +129,7 @@ def build(blueprint: Blueprint, ranks: Ranks) -> list[HybridModel]:
     graphed = config.cuda_graph_impl != "none"
     if graphed:
         cuda_graphs.install(config.sequence_parallel)
-    if blueprint.fine_grained is not None:
+    if blueprint.offload_modules:
         fine_grained_offload.start()
     compiler = compiled.Compiler(ranks.device, shape.multi_latent_attention) if kernels.compile_blocks else None
     chunks = []
@@ -205,7 +205,7 @@ def transformer_config(blueprint: Blueprint, ranks: Ranks, transformer_engine: b
         "transformer_impl": "transformer_engine" if transformer_engine else "local",
         **_fusion_settings(shape, fusions),
         **cuda_graphs.settings(shape, "cuda_graph_impl" in fusions),
-        **fine_grained_offload.settings(blueprint.fine_grained, transformer_engine),
+        **fine_grained_offload.settings(blueprint.offload_modules, transformer_engine),
         "persist_layer_norm": False,
     }
     kind = MLATransformerConfig if shape.multi_latent_attention else TransformerConfig

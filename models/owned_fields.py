@@ -10,7 +10,7 @@ UNSUPPORTED = {
         ("cpu_offloading", "cpu_offloading_num_layers", "cpu_offloading_activations", "cpu_offloading_weights"),
         "HybridModel ignores it; train.cpu_offloading_num_layers offloads activations",
     ),
-    "delay_offload_until_cuda_graph": "train.fine_grained_activation_offloading cannot be with CUDA graphs",
+    "delay_offload_until_cuda_graph": "train.offload_modules cannot be with CUDA graphs",
     "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
 }
 """Fields of mcore's that would fail late, or change nothing."""
@@ -33,8 +33,8 @@ OWNED = frozenset(f"""
     params_dtype pipeline_dtype bf16 fp16 fp8 fp8_recipe fp8_param fp4 fp4_recipe autocast_dtype enable_autocast
     first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16
     recompute_granularity recompute_method recompute_num_layers recompute_modules distribute_saved_activations
-    fine_grained_activation_offloading offload_modules min_offloaded_tensor_size activation_offload_fraction
-    delta_offload_bytes_across_pp_ranks calculate_per_token_loss finalize_model_grads_func
+    fine_grained_activation_offloading offload_modules
+    calculate_per_token_loss finalize_model_grads_func
     grad_scale_func moe_grad_scale_func grad_sync_func no_sync_func param_sync_func
 """.split())  # fmt: skip
 """Fields of mcore's TransformerConfig that Triplane's own fields set, whose change our own initial weights, schedule

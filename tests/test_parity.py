@@ -119,7 +119,7 @@ def test_nor_what_a_gpu_leaves_to_its_host() -> None:
     base = dataclasses.replace(
         parse.load(RECIPE),
         optimizer=OptimizerConfig(optimizer_cpu_offload=True),
-        train=TrainConfig(fine_grained_activation_offloading=True, offload_modules=("core_attn",)),
+        train=TrainConfig(offload_modules=("core_attn",)),
     )
     assert [len(base.problems(1)), shrink(base).problems(1), traceable(base).problems(1)] == [2, [], []]
     blocks = dataclasses.replace(base, train=TrainConfig(cpu_offloading_num_layers=2))  # which a CPU can

@@ -45,7 +45,7 @@ def prepared_run(start: RunStart, heartbeat: Heartbeat | None = None) -> Callabl
     if start.on_gpus:
         cuda_environment.prepare(
             os.environ, config.parallel, config.kernels.graphs, config.train.deterministic_mode,
-            config.train.fine_grained_activation_offloading,
+            bool(config.train.offload_modules),
         )  # fmt: skip
     device = launch.choose_device(config.device, os.environ)
     if device == "cpu":

@@ -41,7 +41,7 @@ class Software:
     offloaded_modules: int = 0
     """Modules whose inputs wait in the host's memory (train.offload_modules), by ``encoded``."""
     offloaded_module_share: float = 1.0
-    """Of these, what is sent (train.activation_offload_fraction)."""
+    """Of these, what is sent (activation_offload_fraction in model.megatron)."""
     loss_chunk_tokens: float = math.inf
     """Tokens whose logits are there at once (train.cross_entropy_chunk_tokens)."""
     recompute_budget: float = math.inf

@@ -6,7 +6,7 @@ is needed next is copied back beside the computation of the group behind it. Meg
 of an evaluation too, by a call that goes back to the start of that order. Not yet run on a GPU.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,41 +16,27 @@ from torch import Tensor
 from parallel.errors import SharedMistake
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class FineGrainedOffload:
-    """What train.fine_grained_activation_offloading offloads: ``offload_modules`` and the three fields behind it."""
-
-    modules: tuple[str, ...]
-    min_tensor_size: int
-    """In elements."""
-    fraction: float
-    delta_bytes_across_pp_ranks: int
-
-
-def settings(offload: FineGrainedOffload | None, transformer_engine: bool) -> dict[str, Any]:
+def settings(modules: Sequence[str], transformer_engine: bool) -> dict[str, Any]:
     """mcore's fields. Raises SharedMistake without Transformer Engine, where the first forward pass would fail."""
-    if offload is None:
+    if not modules:
         return {}
     if not transformer_engine:
         raise SharedMistake(
-            "train.fine_grained_activation_offloading needs a GPU and Transformer Engine's modules, found blocks of "
-            "Triplane's own. Install Transformer Engine (docs/quickstart.md), or set it to false; "
+            "train.offload_modules needs a GPU and Transformer Engine's modules, found blocks of "
+            "Triplane's own. Install Transformer Engine (docs/quickstart.md), or leave it out; "
             "train.cpu_offloading_num_layers offloads without it."
         )
     from transformer_engine.pytorch.cpu_offload import NVTE_CPU_OFFLOAD_V1
 
     if not NVTE_CPU_OFFLOAD_V1:
         raise SharedMistake(
-            "train.fine_grained_activation_offloading needs NVTE_CPU_OFFLOAD_V1=1 in the environment, found another "
+            "train.offload_modules needs NVTE_CPU_OFFLOAD_V1=1 in the environment, found another "
             "value when Transformer Engine was imported, with which it does not mark weights: they would be offloaded, "
             "too. Set it to 1."
         )
     return {
         "fine_grained_activation_offloading": True,
-        "offload_modules": list(offload.modules),
-        "min_offloaded_tensor_size": offload.min_tensor_size,
-        "activation_offload_fraction": offload.fraction,
-        "delta_offload_bytes_across_pp_ranks": offload.delta_bytes_across_pp_ranks,
+        "offload_modules": list(modules),
     }
 
 

@@ -52,7 +52,7 @@ def prepare(task: dict[str, Any]) -> None:
     """Of a recipe: the environment is that of its run."""
     if "text" in task["arguments"]:
         config = loaded(task["arguments"]["text"])
-        offloading = config.train.fine_grained_activation_offloading
+        offloading = bool(config.train.offload_modules)
         cuda_environment.prepare(os.environ, config.parallel, config.kernels.graphs, offloading=offloading)
 
 

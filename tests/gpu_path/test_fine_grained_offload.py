@@ -1,4 +1,4 @@
-"""train.fine_grained_activation_offloading on the emulated device, with Transformer Engine: losses and checkpoints are
+"""train.offload_modules on the emulated device, with Transformer Engine: losses and checkpoints are
 those of the same run without it, whenever streams run, and every module named has sent something to the host."""
 
 import re
@@ -19,8 +19,8 @@ MODULES = {"debug": ATTENTION, "mixtral_tiny": EXPERTS, "deepseek_v3_tiny": LATE
            "llama4_tiny": ("qkv_linear", *EXPERTS[3:])}  # fmt: skip
 RECOMPUTED = ("--train.recompute_granularity", "selective", "--train.recompute_modules")
 BF16 = ("--precision.dtype", "bf16")
-SMALL = ("--train.min_offloaded_tensor_size", "1")
-SPLIT = ("--train.min_offloaded_tensor_size", "3000")
+SMALL = ("--model.megatron", "min_offloaded_tensor_size=1")
+SPLIT = ("--model.megatron", "min_offloaded_tensor_size=3000")
 """Elements: a microbatch's 4096 are offloaded, the part of one head or expert alone is not."""
 EVALUATED = ("--train.eval_interval", "1", "--train.eval_iters", "3", "--train.generate_tokens", "40",
              "--train.sample_interval", "1", "--train.sample_prompts", "def")  # fmt: skip
@@ -35,7 +35,7 @@ def emulation(order: Order = "late", *hooks: str, **settings: str) -> Emulation:
 
 
 def offloading(modules: tuple[str, ...], *more: str) -> tuple[str, ...]:
-    return ("--train.fine_grained_activation_offloading", "True", "--train.offload_modules", *modules, *(more or SMALL))
+    return ("--train.offload_modules", *modules, *(more or SMALL))
 
 
 def offloaded(printed: str) -> dict[str, float]:
@@ -119,7 +119,7 @@ def test_it_trains_as_without(
         ("", "mixtral_tiny", SMALL, (*RECOMPUTED, "moe_act", "layernorm")),
         ("pp2vpp2", "deepseek_v3_tiny", SMALL, (*RECOMPUTED, "mla_up_proj", "layernorm")),
         ("cp2", "debug", SMALL, BF16),
-        ("cp2", "debug", ("--train.min_offloaded_tensor_size", "1500"),
+        ("cp2", "debug", ("--model.megatron", "min_offloaded_tensor_size=1500"),
          (*BF16, "--parallel.cp_comm_type", "all_gather")),
         ("cp2", "deepseek_v3_tiny", SMALL, BF16),
         ("tp4sp", "olmo2_tiny", SMALL, ()),
@@ -129,9 +129,9 @@ def test_it_trains_as_without(
         ("", "pythia_tiny", SMALL, ()),
         ("", "mixtral_tiny", SPLIT, ()),
         ("", "deepseek_v3_tiny", SPLIT, ()),
-        ("", "debug", (*SMALL, "--train.activation_offload_fraction", "0.5"), ()),
-        ("pp2", "debug", (*SMALL, "--train.delta_offload_bytes_across_pp_ranks", "100000"), ()),
-        ("pp2vpp2", "debug", (*SMALL, "--train.delta_offload_bytes_across_pp_ranks", "100000"), ()),
+        ("", "debug", (*SMALL, "activation_offload_fraction=0.5"), ()),
+        ("pp2", "debug", (*SMALL, "delta_offload_bytes_across_pp_ranks=100000"), ()),
+        ("pp2vpp2", "debug", (*SMALL, "delta_offload_bytes_across_pp_ranks=100000"), ()),
     ],
 )  # fmt: skip
 def test_bit_for_bit(
@@ -174,7 +174,7 @@ def test_the_gpu_keeps_less(te_device: WarmDevice, tmp_path: Path) -> None:
     half = kept_mib(
         te_device.train(
             Training(), tmp_path / "half", emulation("eager"),
-            offloading(ATTENTION, *SMALL, "--train.activation_offload_fraction", "0.5"),
+            offloading(ATTENTION, *SMALL, "activation_offload_fraction=0.5"),
         )
     )  # fmt: skip
     whole = kept_mib(te_device.train(Training(), tmp_path / "whole", emulation("eager"), offloading(ATTENTION)))
@@ -215,5 +215,5 @@ def test_it_says_which_variable_it_needs(te_device: WarmDevice, tmp_path: Path) 
 
 
 def test_without_transformer_engine_it_says_what_it_needs(device: WarmDevice, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="fine_grained_activation_offloading needs a GPU and Transformer Engine"):
+    with pytest.raises(TrainingError, match="offload_modules needs a GPU and Transformer Engine"):
         device.train(Training(), tmp_path, Emulation(), offloading(ATTENTION))

@@ -40,9 +40,6 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "lr": ("optimizer.lr", None),
     "min-lr": ("optimizer.min_lr", 0.0),
     "cpu-offloading-num-layers": ("train.cpu_offloading_num_layers", 0),
-    "min-offloaded-tensor-size": ("train.min_offloaded_tensor_size", 1024 * 1024),
-    "activation-offload-fraction": ("train.activation_offload_fraction", 1.0),
-    "delta-offload-bytes-across-pp-ranks": ("train.delta_offload_bytes_across_pp_ranks", 0),
     "lr-warmup-init": ("optimizer.lr_warmup_init", None),
     "lr-decay-style": ("optimizer.lr_decay_style", "linear"),
     "lr-wsd-decay-style": ("optimizer.lr_wsd_decay_style", "exponential"),
@@ -141,7 +138,6 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "log-params-norm": ("log.log_params_norm", True),
     "log-num-zeros-in-grad": ("log.log_num_zeros_in_grad", True),
     "deterministic-mode": ("train.deterministic_mode", True),
-    "fine-grained-activation-offloading": ("train.fine_grained_activation_offloading", True),
 }
 """A flag without a value sets a field to this, and its absence to the contrary."""
 
@@ -172,6 +168,9 @@ KERNELS_ON: dict[str, FusionName] = {
 
 MEGATRON_FIELDS: dict[str, dict[str, str]] = {
     "model.megatron": {
+        "min-offloaded-tensor-size=1": "min_offloaded_tensor_size",
+        "activation-offload-fraction=1": "activation_offload_fraction",
+        "delta-offload-bytes-across-pp-ranks=1": "delta_offload_bytes_across_pp_ranks",
         "cuda-graph-warmup-steps=1": "cuda_graph_warmup_steps",
         "fp8-margin=1": "fp8_margin",
         "fp8-interval=1": "fp8_interval",
@@ -213,7 +212,8 @@ RULES = """
     train-iters=1 train-samples=1 global-batch-size=1 rampup-batch-size=3 step-batch-size-schedule=1
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
     lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
-    recompute-activations recompute-granularity=1 recompute-modules=+ offload-modules=+ manual-gc manual-gc-interval=1
+    recompute-activations recompute-granularity=1 recompute-modules=+
+    fine-grained-activation-offloading offload-modules=+ manual-gc manual-gc-interval=1
     attention-backend=1 enable-cuda-graph cuda-graph-impl=1
     data-path=* data-args-path=1 mock-data split=1 tokenizer-type=1 tokenizer-model=1
     reset-position-ids reset-attention-mask

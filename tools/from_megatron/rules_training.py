@@ -38,9 +38,12 @@ def _recompute(draft: Draft) -> None:
 
 def _offload(draft: Draft) -> None:
     modules, known = draft.arguments.texts("offload-modules"), typing.get_args(OffloadModule)
+    asked = draft.arguments.switch("fine-grained-activation-offloading")
     if not modules:
+        if asked:
+            draft.irrelevant.append("--fine-grained-activation-offloading: offloads nothing without --offload-modules")
         return
-    if not draft.arguments.switch("fine-grained-activation-offloading"):
+    if not asked:
         draft.irrelevant.append("--offload-modules: has no effect without --fine-grained-activation-offloading")
         return
     for module in modules:

@@ -35,6 +35,7 @@ from tools.plan.search.request import AXES, SWITCHES, PlanRequest
 from tools.plan.search.selection import fitting
 from tools.plan.search.switches import switched
 from tools.shared.written import check_file, check_new
+from training.config.activation_offload import offloaded_share
 from training.config.divisibility import sequence_problems
 from training.config.optimizer_config import OptimizerConfig
 from training.config.recipe import load
@@ -198,7 +199,7 @@ def asked(flags: RequestFlags, base: RunConfig | None) -> PlanRequest:
         cross_entropy_chunk_tokens=None if base is None else base.train.cross_entropy_chunk_tokens,
         cpu_offloading_num_layers=0 if base is None else base.train.cpu_offloading_num_layers,
         offload_modules=() if base is None else base.train.offload_modules,
-        activation_offload_fraction=1.0 if base is None else base.train.activation_offload_fraction,
+        activation_offload_fraction=1.0 if base is None else offloaded_share(base.model.megatron),
         compile=base is not None and base.train.compile,
     )
     _check(question)

@@ -33,8 +33,7 @@ RARE = {
     "optimizer_cpu_offload optimizer_offload_fraction",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
     "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile recompute_modules "
-    "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size activation_offload_fraction "
-    "delta_offload_bytes_across_pp_ranks",
+    "offload_modules",
     "eval": "task_folder interval limit num_fewshot full_pass",
     "checkpoint": "no_load_rng override_opt_param_scheduler save_retain_interval use_checkpoint_opt_param_scheduler "
     "verify",

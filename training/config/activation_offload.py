@@ -1,15 +1,27 @@
-"""What train.fine_grained_activation_offloading needs, and cannot be with."""
+"""What train.offload_modules needs, and cannot be with."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from models.kernels import KernelsConfig
 from models.shapes import GPTShape
 from models.sublayers import OffloadModule
 from parallel.config import PrecisionConfig
+from parallel.megatron_fields import parse
 from training.config.train_config import TrainConfig
 
-FIELD = "train.fine_grained_activation_offloading"
+FIELD = "train.offload_modules"
+SHARE = "activation_offload_fraction"
+NUMBERS = {
+    "min_offloaded_tensor_size": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
+    "delta_offload_bytes_across_pp_ranks": (
+        "a whole number, 0 or more",
+        lambda value: type(value) is int and value >= 0,
+    ),
+    SHARE: ("a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1),
+}
+"""Entries of model.megatron by which megatron-core chooses of these inputs: what each may be."""
 CORE_ATTENTION = (
     'offload_modules "core_attn" in attention without rotary embeddings: queries, keys and values may be one tensor, '
     "in whose layout Transformer Engine would read the copies"
@@ -25,11 +37,11 @@ def fine_grained_problems(
     device: Literal["auto", "cpu", "cuda"],
 ) -> list[str]:
     """Of a device without Transformer Engine, of what was not compared with it, and of modules that are not there."""
-    if not train.fine_grained_activation_offloading:
+    if not train.offload_modules:
         return []
     if device == "cpu":
         return [
-            f'{FIELD} needs a GPU and Transformer Engine, found device = "cpu". Set it to false; '
+            f'{FIELD} needs a GPU and Transformer Engine, found device = "cpu". Leave it out; '
             "train.cpu_offloading_num_layers works on a CPU, too."
         ]
     found = {
@@ -58,12 +70,24 @@ def fine_grained_problems(
     rotated = shape.position_embedding_type == "rope" and not any(shape.no_rope_blocks)
     if "core_attn" in train.offload_modules and shape.has_attention and not (rotated or shape.multi_latent_attention):
         found[CORE_ATTENTION] = True
-    problems = [
-        f"{FIELD} cannot be with {what}. Set the first to false, or leave the second out."
-        for what, there in found.items()
-        if there
-    ]
+    problems = [f"{FIELD} cannot be with {what}. Leave one of them out." for what, there in found.items() if there]
     return problems + _missing_modules(shape, kernels, train)
+
+
+def offload_number_problems(entries: Sequence[str]) -> list[str]:
+    """Of model.megatron's entries: megatron-core checks these with assertions, once a model is built."""
+    given = parse(each for each in entries if "=" in each)
+    return [
+        f"model.megatron: {name} must be {what}, found {given[name]}."
+        for name, (what, fits) in NUMBERS.items()
+        if name in given and not fits(given[name])
+    ]
+
+
+def offloaded_share(entries: Sequence[str]) -> float:
+    """Of what could be offloaded: each microbatch's later groups stay on the GPU."""
+    value = parse(each for each in entries if "=" in each).get(SHARE, 1.0)
+    return float(value) if isinstance(value, int | float) else 1.0
 
 
 def offloadable(
@@ -72,7 +96,7 @@ def offloadable(
     """Modules that may be named for this model, whatever else forbids to offload any."""
 
     def may_be_named(module: OffloadModule) -> bool:
-        alone = dataclasses.replace(train, fine_grained_activation_offloading=True, offload_modules=(module,))
+        alone = dataclasses.replace(train, offload_modules=(module,))
         problems = fine_grained_problems(shape, precision, kernels, alone, "cuda")
         return not any(f'"{module}"' in problem for problem in problems)
 

@@ -47,7 +47,7 @@ def translated(old: Values, given: Values, now: Values, *, over: bool) -> Transl
         here = {name: old[name] for name in entry.old if name in old}
         telling = {name: value for name, value in here.items() if over or value != entry.old[name].default}
         both = [name for name in entry.new if name in given]
-        if both and here and (over or not entry.beside):
+        if both and here and entry.beside == "refused":
             raise Contradiction(
                 f"{next(iter(here))} and {both[0]} are both there: {next(iter(here))} is the old name of it. "
                 f"Remove {next(iter(here))}."

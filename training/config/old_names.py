@@ -38,8 +38,8 @@ class Moved:
     """Dotted names of what is there now. None: a constant."""
     becomes: Callable[[Values, Values], Values]
     """(old values as given, what the new fields are) -> new values. Raises Contradiction where these disagree."""
-    beside: bool = False
-    """A recipe may have had the new fields beside the old ones, since they were fields then, too."""
+    beside: Literal["refused", "merged"] = "refused"
+    """What is done with new fields beside old ones: merged, where these were fields then, too."""
     now: str = ""
     """What the warning says in place of the new values."""
 
@@ -62,9 +62,9 @@ def _constant(old: str, kind: Any, value: Any) -> Moved:
     return Moved(old={old: OldField(kind=kind, default=value)}, becomes=lambda *_: {}, now=f"{value:g} in every run")
 
 
-def _in_megatron(section: str, **fields: tuple[Any, Any]) -> Moved:
-    """Fields that ``section.megatron`` sets by megatron-core's own names."""
-    hatch = f"{section}.megatron"
+def _in_megatron(section: str, of: str, **fields: tuple[Any, Any]) -> Moved:
+    """Fields of ``section`` that ``of``.megatron sets by megatron-core's own names."""
+    hatch = f"{of}.megatron"
 
     def becomes(was: Values, now: Values) -> Values:
         entries = [str(each) for each in now[hatch]]
@@ -77,7 +77,7 @@ def _in_megatron(section: str, **fields: tuple[Any, Any]) -> Moved:
             )
         return {hatch: entries + [f"{name}={_literal(value)}" for name, value in given.items()]}
 
-    return Moved(old=_fields(section, **fields), new=(hatch,), becomes=becomes, beside=True)
+    return Moved(old=_fields(section, **fields), new=(hatch,), becomes=becomes, beside="merged")
 
 
 def _name(entry: str) -> str:
@@ -108,6 +108,13 @@ def _shadow(was: Values, now: Values) -> Values:
     if not interval:
         return {"precision.fp8_shadow": None}
     return {"precision.fp8_shadow": f"{action}:{interval}" + (f":{bound}" if bound != "0.25" else "")}
+
+
+def _modules(was: Values, now: Values) -> Values:
+    modules = now["train.offload_modules"]
+    if was["train.fine_grained_activation_offloading"] and not modules:
+        raise Contradiction("train.fine_grained_activation_offloading is what train.offload_modules says, found none.")
+    return {} if was["train.fine_grained_activation_offloading"] else {"train.offload_modules": ()}
 
 
 def _off(was: Values, now: Values) -> Values:
@@ -151,9 +158,24 @@ MOVED: tuple[Moved, ...] = (
     ),
     _in_megatron(
         "parallel",
+        "parallel",
         high_priority_stream_groups=(tuple[StreamGroup, ...], ()),
         use_sharp=(bool, False),
         nccl_ub=(bool, False),
     ),
-    _in_megatron("optimizer", overlap_cpu_optimizer_d2h_h2d=(bool, False)),
+    _in_megatron("optimizer", "optimizer", overlap_cpu_optimizer_d2h_h2d=(bool, False)),
+    Moved(
+        old=_fields("train", fine_grained_activation_offloading=(bool, False)),
+        new=("train.offload_modules",),
+        becomes=_modules,
+        beside="merged",
+        now="what train.offload_modules says",
+    ),
+    _in_megatron(
+        "train",
+        "model",
+        min_offloaded_tensor_size=(int, 1024 * 1024),
+        activation_offload_fraction=(float, 1.0),
+        delta_offload_bytes_across_pp_ranks=(int, 0),
+    ),
 )

@@ -20,7 +20,7 @@ from parallel.layout import Layout, layout_of, world_problems
 from parallel.megatron_fields import parse
 from parallel.nccl_options import nccl_problems
 from parallel.stages import stage_problems
-from training.config.activation_offload import fine_grained_problems
+from training.config.activation_offload import fine_grained_problems, offload_number_problems
 from training.config.divisibility import (
     context_problems,
     expert_problems,
@@ -311,6 +311,7 @@ class RunConfig:
         found = shape_problems(shape) + mtp_problems(shape, self.data.reset_attention_mask)
         if self.train.recompute_granularity == "selective":
             found += recompute_problems(shape, self.train.recompute_modules, self.device)
+        found += offload_number_problems(self.model.megatron)
         found += block_recompute_problems(shape, self.train.recompute_method)
         if with_parallel:
             found += stage_problems(self.parallel, shape.num_layers, shape.mtp_num_layers)

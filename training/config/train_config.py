@@ -97,22 +97,11 @@ class TrainConfig:
     """Blocks of each pipeline chunk, the first ones, whose activations wait in host memory for their backward pass
     (Megatron's name). 0: none. Not yet run on a GPU."""
 
-    fine_grained_activation_offloading: bool = False
-    """The inputs of offload_modules wait in host memory for their backward pass: megatron-core's own, on GPUs with
-    Transformer Engine; in place of cpu_offloading_num_layers. Not yet run on a GPU."""
-
     offload_modules: tuple[OffloadModule, ...] = ()
-    """With fine_grained_activation_offloading: whose inputs. attn_norm is latent attention's, mlp_norm that of experts:
-    other norms are parts of the linear layers behind them. attn_proj needs core_attn."""
-
-    min_offloaded_tensor_size: int = 1024 * 1024
-    """Fewest elements of a tensor that is offloaded: smaller ones take longer to launch than they save."""
-
-    activation_offload_fraction: float = 1.0
-    """Of what could be offloaded, in [0, 1]: each microbatch's later groups stay on the GPU."""
-
-    delta_offload_bytes_across_pp_ranks: int = 0
-    """Bytes that a pipeline stage keeps on the GPU beyond those of the stage before, where more microbatches wait."""
+    """Modules whose inputs wait in host memory for their backward pass (Megatron's fine-grained activation offloading),
+    on GPUs with Transformer Engine; in place of cpu_offloading_num_layers. attn_norm is latent attention's, mlp_norm
+    that of experts: other norms are parts of the linear layers behind them. attn_proj needs core_attn. Not yet run on a
+    GPU."""
 
     compile: bool = False
     """Compile each block with torch.compile as it first runs: fewer, fused kernels, for a first step that takes a
@@ -130,7 +119,7 @@ class TrainConfig:
 
     def without_modules_offloaded(self) -> "TrainConfig":
         """As a CPU can train it, too."""
-        return replace(self, fine_grained_activation_offloading=False, offload_modules=())
+        return replace(self, offload_modules=())
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
@@ -171,29 +160,12 @@ class TrainConfig:
         return found
 
     def _offload_problems(self) -> list[str]:
-        """Of fine_grained_activation_offloading; each bound is megatron-core's."""
-        found = []
-        modules, fraction = self.offload_modules, self.activation_offload_fraction
-        if self.fine_grained_activation_offloading and not modules:
-            found.append(
-                'train.fine_grained_activation_offloading needs train.offload_modules, such as "core_attn"; found none.'
-            )
-        if modules and not self.fine_grained_activation_offloading:
-            found.append(
-                "train.offload_modules needs train.fine_grained_activation_offloading = true, found false. Set it, or "
-                "leave the modules out."
-            )
-        if "attn_proj" in modules and "core_attn" not in modules:
-            found.append(
-                'train.offload_modules "attn_proj" needs "core_attn" beside it, found none: its input is the output '
-                "that core_attn's backward pass needs. Add it."
-            )
-        for name in ("min_offloaded_tensor_size", "delta_offload_bytes_across_pp_ranks"):
-            if getattr(self, name) < 0:
-                found.append(f"train.{name} must not be negative, found {getattr(self, name)}.")
-        if not 0 <= fraction <= 1:
-            found.append(f"train.activation_offload_fraction must be in [0, 1], found {fraction}.")
-        return found
+        if "attn_proj" not in self.offload_modules or "core_attn" in self.offload_modules:
+            return []
+        return [
+            'train.offload_modules "attn_proj" needs "core_attn" beside it, found none: its input is the output '
+            "that core_attn's backward pass needs. Add it."
+        ]
 
     def _budget_problems(self, recompute: str) -> list[str]:
         if not BUDGET.fullmatch(recompute):

@@ -156,7 +156,7 @@ def _offloaded(config: RunConfig, shape: GPTShape) -> list[Fields]:
     found: list[Fields] = []
     named = offloadable(shape, config.precision, config.kernels, train)
     if not train.cpu_offloading_num_layers and not set(named) <= set(train.offload_modules):
-        found.append({"train.fine_grained_activation_offloading": True, "train.offload_modules": named})
+        found.append({"train.offload_modules": named})
     chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
     if not train.recomputes:
         found.append({"train.cpu_offloading_num_layers": -(-shape.num_layers // chunks)})

@@ -23,7 +23,7 @@ MARKS = (
 )
 OF_THE_HOST = (
     "out of the host's memory: {} are left of {} on this node. On it lie what optimizer.optimizer_cpu_offload, "
-    "train.cpu_offloading_num_layers and train.fine_grained_activation_offloading take from a GPU, and "
+    "train.cpu_offloading_num_layers and train.offload_modules take from a GPU, and "
     "checkpoint.async_save's copies. Offload less, set checkpoint.async_save = false, or use more nodes."
 )
 

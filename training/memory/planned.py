@@ -12,6 +12,7 @@ from models.kernels import fusions_on
 from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
 from parallel.stages import layers_per_chunk
+from training.config.activation_offload import offloaded_share
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig, kernel_setting
 from training.config.schedules import batch_schedule
@@ -60,7 +61,7 @@ def program(config: RunConfig, shape: GPTShape, modules: Modules) -> Software:
         kept_blocks=_kept_share(config, shape),
         offloaded_blocks=train.cpu_offloading_num_layers if modules.cuda else 0,
         offloaded_modules=encoded(train.offload_modules if modules.transformer_engine else ()),
-        offloaded_module_share=train.activation_offload_fraction,
+        offloaded_module_share=offloaded_share(config.model.megatron),
         **kept_state(config.optimizer),
     )
     return sharded(own, ZERO[config.parallel.sharding])

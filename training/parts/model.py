@@ -10,7 +10,6 @@ from models.costs.recompute_plan import recompute_plans
 from models.init import initialise
 from models.kernels import fusions_on, kernel_problems
 from models.layers import cross_entropy, restarting_rope
-from models.layers.fine_grained_offload import FineGrainedOffload
 from models.layers.fp8 import resolve_recipe
 from models.layers.spec import has_transformer_engine, provider
 from models.layers.userbuffers import userbuffers
@@ -22,7 +21,6 @@ from training import optimizer
 from training.config.divisibility import fp8_problems
 from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting
-from training.config.train_config import TrainConfig
 from training.custom.loss import load_loss
 from training.memory.measured import own_case
 from training.step import RankParts
@@ -72,7 +70,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RankParts:
         ),
         recompute=recomputed(config, shape, ranks),
         offloaded_blocks=config.train.cpu_offloading_num_layers,
-        fine_grained=fine_grained(config.train),
+        offload_modules=config.train.offload_modules,
         own_loss=load_loss(config.train.loss),
         loss_chunk_tokens=config.train.cross_entropy_chunk_tokens,
     )
@@ -84,18 +82,6 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RankParts:
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     optim = optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens)
     return RankParts(config=config, chunks=chunks, optimizer=optim, ranks=ranks)
-
-
-def fine_grained(train: TrainConfig) -> FineGrainedOffload | None:
-    """What waits on the host, by module; None: no module's input."""
-    if not train.fine_grained_activation_offloading:
-        return None
-    return FineGrainedOffload(
-        modules=train.offload_modules,
-        min_tensor_size=train.min_offloaded_tensor_size,
-        fraction=train.activation_offload_fraction,
-        delta_bytes_across_pp_ranks=train.delta_offload_bytes_across_pp_ranks,
-    )
 
 
 def recomputed(config: RunConfig, shape: GPTShape, ranks: Ranks) -> gpt.Recompute:

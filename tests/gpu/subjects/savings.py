@@ -13,8 +13,7 @@ SAVINGS: dict[str, Mapping[str, Any]] = {
     "logits_in_pieces": {"train.cross_entropy_chunk_tokens": 1024},
     "activations_on_the_host": {"train.cpu_offloading_num_layers": 2},
     "modules_on_the_host": {
-        "train.fine_grained_activation_offloading": True, "train.offload_modules": ("core_attn", "attn_proj"),
-        "train.min_offloaded_tensor_size": 1024,
+        "train.offload_modules": ("core_attn", "attn_proj"), "model.megatron": ("min_offloaded_tensor_size=1024",),
     },
     "compile": {"train.compile": True},
     "recompute_mlp": {"train.recompute_granularity": "selective", "train.recompute_modules": ("mlp",)},
@@ -59,7 +58,7 @@ def one_saving(run: SubjectRun, name: str, base: RunConfig, known: Known) -> Non
         raise UnrunError(found[0])
     if name == "activations_on_the_host":
         some_leave(base)
-    environ = OFFLOADING if config.train.fine_grained_activation_offloading else {}
+    environ = OFFLOADING if config.train.offload_modules else {}
     without, with_it = refused_or_run(run, base, known, {}), refused_or_run(run, config, known, environ)
     row = compared(without, with_it)
     off, on = (each["measured"]["total"] / each["predicted"]["tensors"] - 1 for each in (without, with_it))

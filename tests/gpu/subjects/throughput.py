@@ -99,7 +99,7 @@ def as_it_fits(
 def steps_of(run: SubjectRun, config: RunConfig, environ: dict[str, str] | None = None) -> dict[str, Any]:
     """What rank 0 measured, on all GPUs. environ: more variables."""
     gpus, warmup_steps, steps = len(run.machine.gpus), run.sizes.warmup_steps, run.sizes.steps
-    fresh = config.train.fine_grained_activation_offloading  # NVTE_CPU_OFFLOAD_V1 is read by an import
+    fresh = bool(config.train.offload_modules)  # NVTE_CPU_OFFLOAD_V1 is read by an import
     found: dict[str, Any] = run.measured(
         "steps", gpus, environ, fresh=fresh, text=dump(config), warmup_steps=warmup_steps, steps=steps
     )[0]

@@ -1,14 +1,14 @@
-"""train.fine_grained_activation_offloading: what it needs and cannot be with is found before any rank starts."""
+"""train.offload_modules: what it needs and cannot be with is found before any rank starts."""
 
 import pytest
 
 from training.cli.parse import parse_config
 
 DEBUG = "slurm/recipes/debug.toml"
-OFFLOADED = "--train.fine_grained_activation_offloading True --train.offload_modules"
+OFFLOADED = "--train.offload_modules"
 GPU = f"--device cuda {OFFLOADED} core_attn"
 FP8 = "--precision.dtype bf16 --precision.fp8 hybrid"
-FIELD = "train.fine_grained_activation_offloading"
+FIELD = "train.offload_modules"
 
 
 def problems(flags: str, world_size: int = 1) -> list[str]:
@@ -23,7 +23,7 @@ def problems(flags: str, world_size: int = 1) -> list[str]:
         f"--model.shape mixtral_tiny --device cuda {OFFLOADED} core_attn mlp_norm expert_fc1 moe_act",
         f"--model.shape gpt2_tiny --device cuda {OFFLOADED} qkv_linear",
         f"--model.shape deepseek_v3_tiny --device cuda {OFFLOADED} attn_norm qkv_linear",
-        f"{GPU} --train.min_offloaded_tensor_size 0 --train.activation_offload_fraction 0.5",
+        f"{GPU} --model.megatron min_offloaded_tensor_size=0 activation_offload_fraction=0.5",
         f"{GPU} --train.recompute_granularity selective --train.recompute_modules mlp",
         f"{GPU} {FP8}",
     ],
@@ -43,8 +43,8 @@ def test_what_can_run(flags: str) -> None:
         (f"--device cuda {OFFLOADED} attn_proj", 'offload_modules "attn_proj" needs "core_attn" beside it, found none'),
         (f"--device cuda --{FIELD} True", f"{FIELD} needs train.offload_modules"),
         ("--device cuda --train.offload_modules core_attn", f"offload_modules needs {FIELD} = true, found false"),
-        (f"{GPU} --train.activation_offload_fraction 2", "activation_offload_fraction must be in [0, 1], found 2"),
-        (f"{GPU} --train.min_offloaded_tensor_size -1", "min_offloaded_tensor_size must not be negative, found -1"),
+        (f"{GPU} --model.megatron activation_offload_fraction=2", "fraction must be a number from 0 to 1, found 2"),
+        (f"{GPU} --model.megatron min_offloaded_tensor_size=-1", "must be a whole number, 0 or more, found -1"),
         (f"--device cuda {OFFLOADED} attn_norm", '"attn_norm" needs a model with latent attention (elsewhere the norm'),
         (f"--device cuda {OFFLOADED} mlp_norm", '"mlp_norm" needs a model with experts (elsewhere'),
         (f"--device cuda {OFFLOADED} moe_act", '"moe_act" needs a model with experts (moe_grouped'),

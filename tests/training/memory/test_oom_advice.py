@@ -108,7 +108,7 @@ def test_modules_of_the_model_are_offloaded_where_transformer_engine_is(model: s
     sharded = "--parallel.tensor_model_parallel_size 8 --parallel.sequence_parallel True --model.seq_length 2048"
     config = parse_config(f"{LLAMA.replace('llama3_8b', model)} {sharded} --train.micro_batch_size 8".split())
     shape = resolve(config.model, None)
-    away = {"train.fine_grained_activation_offloading": True, "train.offload_modules": tuple(named.split())}
+    away = {"train.offload_modules": tuple(named.split())}
     for device, modules, there in (("auto", GPU, True), ("cpu", GPU, False), ("auto", PLAIN, False)):
         asked = dataclasses.replace(config, device=device)
         found = changes(asked, 8, shape, modules, 1e15, 1e15)  # where all fits, the mildest setting

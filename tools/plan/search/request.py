@@ -37,7 +37,7 @@ class PlanRequest:
     cpu_offloading_num_layers: int = 0
     """The same."""
     offload_modules: tuple[OffloadModule, ...] = ()
-    """The same: of train.fine_grained_activation_offloading."""
+    """The same: of train.offload_modules."""
     activation_offload_fraction: float = 1.0
     """Of these modules' bytes."""
     compile: bool = False
