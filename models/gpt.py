@@ -351,13 +351,13 @@ def _recompute_settings(shape: GPTShape, recompute: Recompute, transformer_engin
     if recompute.granularity == "selective":
         missing = sorted(RECOMPUTED_BY_TRANSFORMER_ENGINE & set(recompute.modules))
         if missing and not transformer_engine:
-            raise SharedMistake(f'train.recompute_modules "{missing[0]}" needs Transformer Engine. Leave it out.')
+            raise SharedMistake(f'train.recompute "selective:{missing[0]}" needs Transformer Engine. Leave it out.')
         return {"recompute_granularity": "selective", "recompute_modules": list(recompute.modules)}
     return {}
 
 
 def recompute_no_empty_mlp(chunk: HybridModel) -> None:
-    """With train.recompute_modules "mlp" megatron-core 0.19.2 recomputes the MLP that a sublayer of attention has not.
+    """With "selective:mlp" megatron-core 0.19.2 recomputes the MLP that a sublayer of attention has not.
 
     In fp8 that fails: Transformer Engine leaves what is not its own to torch, which does not know the arguments.
     """

@@ -147,7 +147,7 @@ def _no_overlap(setting: KernelSetting) -> str | None:
     if setting.parallel.moe_token_dispatcher_type == "allgather":
         return 'parallel.moe_token_dispatcher_type "allgather" has no place for it'
     if setting.recomputes_shared_experts:
-        return 'train.recompute_modules has "shared_experts"'
+        return 'train.recompute has "shared_experts"'
     if setting.parallel.expert_model_parallel_size == 1:
         return "no tokens travel with parallel.expert_model_parallel_size 1"
     return None

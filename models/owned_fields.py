@@ -3,7 +3,7 @@
 from models.shape_fields import MEGATRON_NAMES, declared
 
 RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
-"""train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
+"""Modules of train.recompute "selective" that megatron-core recomputes in Transformer Engine's modules only."""
 UNSUPPORTED = {
     **dict.fromkeys(("enable_cuda_graph", "external_cuda_graph"), "CUDA graphs are kernels.cuda_graph_impl"),
     **dict.fromkeys(

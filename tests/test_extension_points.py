@@ -145,7 +145,7 @@ def _with_metrics(
     [
         "",
         "--parallel.pipeline_model_parallel_size 2",
-        "--train.recompute_granularity full --train.recompute_method uniform --train.recompute_num_layers 1",
+        "--train.recompute full:uniform:1",
     ],
 )
 def test_a_metric_takes_a_line(flags: str, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Sublayers that the backward pass computes again from their own input: those that train.recompute chooses.
+"""Sublayers that the backward pass computes again from their own input: those that train.recompute "auto" chooses.
 
 Megatron's recompute_modules are the same of every block, and its "block" method takes the first ones; here it is any
 set. As there, by megatron-core's checkpoint, or Transformer Engine's where products are in fp8 or fp4: dropout draws

@@ -75,7 +75,7 @@ RUN_FLAGS = (
     "data.stream_count", "data.cache_dir", "data.max_document_mb", "optimizer.lr", "optimizer.adam_eps",
     "optimizer.clip_grad", "optimizer.lr_warmup_iters", "optimizer.adam_beta2", "train.train_iters", "train.seed",
     "train.global_batch_size", "train.micro_batch_size", "train.eval_iters", "train.rampup_batch_size",
-    "train.recompute_modules", "checkpoint.save_interval", "checkpoint.keep", "checkpoint.load", "checkpoint.verify",
+    "train.recompute", "checkpoint.save_interval", "checkpoint.keep", "checkpoint.load", "checkpoint.verify",
     "log.log_interval", "log.wandb_project", "fault.step_timeout_s", "fault.replica_check_interval",
     "fault.watch_interval", "fault.failures_per_gpu_hour", "nothing.like_it", "",
 )  # fmt: skip

@@ -45,7 +45,7 @@ ROWS = {
     "llama3_8b-zero3": LayoutRow(model="llama3_8b", layout="dp64zero3", microbatches=2),
     "llama3_8b-zero2mlp": LayoutRow(
         model="llama3_8b", layout="dp64zero2", microbatches=2,
-        train={"recompute_granularity": "selective", "recompute_modules": ("mlp",)},
+        train={"recompute": "selective:mlp"},
     ),
     "llama3_8b-tp2cp2": LayoutRow(model="llama3_8b", layout="tp2spcp2dp16overlap", microbatches=2),
     "llama3_8b-tp2pp4vpp2": LayoutRow(model="llama3_8b", layout="tp2sppp4vpp2dp8overlap", microbatches=8),
@@ -56,7 +56,7 @@ ROWS = {
     "llama3_70b-tp8pp4vpp5": LayoutRow(model="llama3_70b", layout="tp8sppp4vpp5dp8overlap", microbatches=8),
     "llama3_70b-tp8pp8full": LayoutRow(
         model="llama3_70b", layout="tp8sppp8dp4overlap", microbatches=8,
-        train={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        train={"recompute": "full:uniform:1"},
     ),
     "mixtral_8x7b-tp4pp4ep8": LayoutRow(model="mixtral_8x7b", layout="tp4sppp4ep8etp1dp4overlap", microbatches=4),
     "deepseek_v2_lite-ep8": LayoutRow(model="deepseek_v2_lite", layout="ep8dp256overlap", microbatches=2),

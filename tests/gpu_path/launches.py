@@ -29,10 +29,7 @@ BATCH = 2
 
 def recomputing(*modules: str) -> tuple[str, ...]:
     """Flags: all of a block, or these of its modules."""
-    if modules:
-        return ("--train.recompute_granularity", "selective", "--train.recompute_modules", *modules)
-    kind = ("--train.recompute_method", "uniform", "--train.recompute_num_layers", "1")
-    return ("--train.recompute_granularity", "full", *kind)
+    return ("--train.recompute", f"selective:{','.join(modules)}" if modules else "full:uniform:1")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -17,7 +17,6 @@ LATENT = ("attn_norm", *EXPERTS)
 MODULES = {"debug": ATTENTION, "mixtral_tiny": EXPERTS, "deepseek_v3_tiny": LATENT, "pythia_tiny": ATTENTION,
            **dict.fromkeys(("olmo2_tiny", "qwen35_tiny"), ("core_attn",)),
            "llama4_tiny": ("qkv_linear", *EXPERTS[3:])}  # fmt: skip
-RECOMPUTED = ("--train.recompute_granularity", "selective", "--train.recompute_modules")
 BF16 = ("--precision.dtype", "bf16")
 SMALL = ("--model.megatron", "min_offloaded_tensor_size=1")
 SPLIT = ("--model.megatron", "min_offloaded_tensor_size=3000")
@@ -115,9 +114,9 @@ def test_it_trains_as_without(
     [
         ("pp2", "debug", SMALL, EVALUATED),
         ("", "debug", SMALL, (*EVALUATED, *BF16, "--train.micro_batch_size", "2")),
-        ("", "debug", SMALL, (*RECOMPUTED, "core_attn", "mlp")),
-        ("", "mixtral_tiny", SMALL, (*RECOMPUTED, "moe_act", "layernorm")),
-        ("pp2vpp2", "deepseek_v3_tiny", SMALL, (*RECOMPUTED, "mla_up_proj", "layernorm")),
+        ("", "debug", SMALL, ("--train.recompute", "selective:core_attn,mlp")),
+        ("", "mixtral_tiny", SMALL, ("--train.recompute", "selective:moe_act,layernorm")),
+        ("pp2vpp2", "deepseek_v3_tiny", SMALL, ("--train.recompute", "selective:mla_up_proj,layernorm")),
         ("cp2", "debug", SMALL, BF16),
         ("cp2", "debug", ("--model.megatron", "min_offloaded_tensor_size=1500"),
          (*BF16, "--parallel.cp_comm_type", "all_gather")),

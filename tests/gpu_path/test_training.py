@@ -176,11 +176,10 @@ def test_activations_wait_on_the_host(
     assert_same(tmp_path, on_the_cpu(shape))
 
 
-FULL = ("--train.recompute_granularity", "full", "--train.recompute_num_layers", "1", "--train.recompute_method")
 RECOMPUTED = {
-    "mlp": ("--train.recompute_granularity", "selective", "--train.recompute_modules", "mlp"),
-    "uniform": (*FULL, "uniform"),
-    "block": (*FULL, "block"),
+    "mlp": ("--train.recompute", "selective:mlp"),
+    "uniform": ("--train.recompute", "full:uniform:1"),
+    "block": ("--train.recompute", "full:block:1"),
 }
 
 

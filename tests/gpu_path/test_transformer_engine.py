@@ -30,7 +30,7 @@ WIDE = ("--model.ffn_hidden_size", "192")
 WIDE_LATENT = (*WIDE, "--model.qk_pos_emb_head_dim", "32")
 """Of deepseek_v3_tiny, whose latent projections have 40 rows otherwise."""
 RECOMPUTED = (
-    "--train.recompute_granularity", "full", "--train.recompute_method", "uniform", "--train.recompute_num_layers", "1",
+    "--train.recompute", "full:uniform:1",
 )  # fmt: skip
 HOPPER, BLACKWELL = 90, 100
 BLACKWELLS = ("mxfp8", "nvfp4")
@@ -44,7 +44,7 @@ logits of routers by up to 7e-5 within two iterations of llama4_tiny, whose near
 
 
 def selective(*modules: str) -> tuple[str, ...]:
-    return ("--train.recompute_granularity", "selective", "--train.recompute_modules", *modules)
+    return ("--train.recompute", f"selective:{','.join(modules)}")
 
 
 def fp8(recipe: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from training.determinism import set_debugging
 from training.metrics.compilation import take_compilations
 
 BOUND = 1e-5
-FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+FULL = {"recompute": "full:uniform:1"}
 
 
 def configured(layout: str, shape: str, packed: bool, **fields: Any) -> tuple[RunConfig, int]:
@@ -91,7 +91,7 @@ def test_the_same_losses_and_gradients_before_inductor() -> None:
         ("", "debug", False, {}, 2),
         ("", "debug", False, {"dropout": 0.2}, 7),
         ("", "debug", False, FULL, 4),
-        ("", "debug", False, {"recompute_granularity": "selective"}, 8),
+        ("", "debug", False, {"recompute": "selective"}, 8),
         ("", "debug", False, {"cpu_offloading_num_layers": 2}, 2),
         ("", "debug", False, {"cross_entropy_chunk_tokens": 24}, 2),
         ("", "debug", False, {"deterministic_mode": True}, 2),

@@ -192,8 +192,8 @@ def test_positions_restart_alone_on_every_layout(
             ("plain", model, 1),
             ("sampled", alone + "--train.sample_interval 1 --train.generate_tokens 4 --train.sample_prompts a", 1),
             ("split", alone + MIDDLE + "--parallel.context_parallel_size 2", 4),
-            ("recomputed", alone + "--train.recompute_granularity full --train.recompute_method uniform "
-             "--train.recompute_num_layers 1 --parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel", 2),
+            ("recomputed", alone + "--train.recompute "
+             "full:uniform:1 --parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel", 2),
         )
     )  # fmt: skip
     assert sampled == one  # a text in between leaves the embedding as it was

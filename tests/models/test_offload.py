@@ -21,7 +21,7 @@ from training.cli import parse
 from training.config.run_config import RunConfig
 
 MICROBATCHES = 4
-FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+FULL = {"recompute": "full:uniform:1"}
 
 
 def configured(layout: str, shape: str, **fields: Any) -> tuple[RunConfig, int]:
@@ -68,7 +68,7 @@ def compare(identity: Identity, config: RunConfig, world_size: int) -> None:
     [
         ("", "debug", {}),
         ("", "debug", FULL),
-        ("tp2sp", "debug", {"recompute_granularity": "selective"}),
+        ("tp2sp", "debug", {"recompute": "selective"}),
         ("pp2vpp2", "debug", {}),
         ("tp2sppp2", "debug", FULL),
         ("dp2zero3", "debug", {}),

@@ -72,7 +72,7 @@ def _sharding(case: Case) -> Iterator[str]:
 
 def _memory(case: Case) -> Iterator[str]:
     train = case.config.train
-    if train.recompute:
+    if train.recompute_budget:
         yield "recomputation by budget"
     elif train.recompute_granularity == "full":
         yield f"full recomputation, {train.recompute_method}"

@@ -134,11 +134,11 @@ def _memory(draw: random.Random, shape: GPTShape) -> tuple[dict[str, Any], list[
     fields: dict[str, Any] = {}
     if recompute in ("uniform", "block"):
         layers = draw.choice((1, 1, 2))
-        fields |= {"recompute_granularity": "full", "recompute_method": recompute, "recompute_num_layers": layers}
+        fields["recompute"] = f"full:{recompute}:{layers}"
     elif recompute == "selective":
         modules = ["core_attn", "mlp"] + ["moe"] * bool(shape.num_moe_experts)
         modules = ["core_attn"] if shape.fc_bias else draw.sample(modules, 2)
-        fields |= {"recompute_granularity": "selective", "recompute_modules": tuple(modules)}
+        fields["recompute"] = f"selective:{','.join(modules)}"
     elif recompute == "auto":
         fields["recompute"] = "auto:8MiB"
     words = [f"recompute {recompute}"] if recompute else []

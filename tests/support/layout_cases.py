@@ -30,8 +30,8 @@ MLA: dict[str, Any] = {
     "v_head_dim": 16,
 }
 SWITCHES: dict[str, dict[str, Any]] = {
-    "recompute": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-    "selective": {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp")},
+    "recompute": {"recompute": "full:uniform:1"},
+    "selective": {"recompute": "selective:core_attn,mlp"},
     "offload": {"cpu_offloading_num_layers": 1},
     "chunks": {"cross_entropy_chunk_tokens": 16},
     "auto": {"recompute": "auto:4.5MiB"},

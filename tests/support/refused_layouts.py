@@ -58,13 +58,13 @@ REFUSED = [
     Refused(
         "recomputation of `moe_act`, `layernorm`, `mla_up_proj` on a CPU",
         1,
-        "--device cpu --train.recompute_granularity selective --train.recompute_modules layernorm",
+        "--device cpu --train.recompute selective:layernorm",
         "needs Transformer Engine",
     ),
     Refused(
         "recomputation of `mlp` where it has biases",
         1,
-        "--model.shape gpt2_tiny --train.recompute_granularity selective --train.recompute_modules mlp",
+        "--model.shape gpt2_tiny --train.recompute selective:mlp",
         "its backward pass would never end",
     ),
     Refused("MLA and a window", 1, MLA_FLAGS + "--model.window_size 8 0", "is not supported with it. Use (-1, 0)"),

@@ -88,10 +88,7 @@ def test_latent_attention_experts_and_depths() -> None:
     assert (shape.rope_scaling, shape.rope_scaling_factor) == ("yarn", 40.0)
     assert (shape.rope_original_max_position_embeddings, shape.mscale_all_dim) == (4096, 1.0)
     assert (sum(shape.moe_blocks), shape.mtp_num_layers, shape.mtp_loss_scaling_factor) == (58, 1, 0.3)
-    assert (config.train.recompute_granularity, config.train.recompute_modules) == (
-        "selective",
-        ("mla_up_proj", "layernorm"),
-    )
+    assert config.train.recompute == "selective:mla_up_proj,layernorm"
     assert not config.kernels.off and not config.model.megatron
     assert (
         config.parallel.virtual_pipeline_model_parallel_size is None or config.parallel.pipeline_model_parallel_layout

@@ -72,6 +72,7 @@ def test_a_flag_that_is_not_translated_is_named() -> None:
 
 # Beside which flags a flag shows, and with which value; others show alone with the value 7.
 SHOWS: dict[str, tuple[str, str]] = {
+    "fine-grained-activation-offloading": ("--offload-modules core_attn", ""),
     "bf16": ("", ""),
     "hybrid-layer-pattern": ("", "M-M*"),
     "hybrid-override-pattern": ("", "M-M*"),
@@ -138,8 +139,9 @@ SHOWS: dict[str, tuple[str, str]] = {
     "sequence-parallel": ("--tensor-model-parallel-size 2", ""),
     "num-layers-per-virtual-pipeline-stage": ("--pipeline-model-parallel-size 2", "1"),
     "pipeline-model-parallel-layout": ("--pipeline-model-parallel-size 2", "Et|t|t|tL"),
-    "recompute-granularity": ("", "full"),
-    "recompute-method": ("", "block"),
+    "recompute-granularity": ("--recompute-method block --recompute-num-layers 1", "full"),
+    "recompute-method": ("--recompute-granularity full --recompute-num-layers 1", "block"),
+    "recompute-num-layers": ("--recompute-granularity full --recompute-method block", "7"),
     "recompute-modules": ("--recompute-activations", "mlp"),
     "offload-modules": ("--fine-grained-activation-offloading", "core_attn"),
     "train-samples": ("--train-iters", "160"),

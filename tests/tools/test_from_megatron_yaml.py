@@ -130,7 +130,7 @@ def test_a_functional_test_is_the_command_that_it_starts() -> None:
         "([0]*1+[1]*3)",
     )
     assert not model.untie_embeddings_and_output_weights and config.optimizer.lr == 1e-3
-    assert config.train.recompute_modules == ("core_attn", "moe_act")
+    assert config.train.recompute == "selective:core_attn,moe_act"
     assert (config.data.blend, config.run_dir) == ({"/d/a": 1.0, "/d/b": 2.0}, "/o/ckpt")
     said = [line for block in summary.blocks for line in block]
     assert "--step-note two words is no flag of Megatron-LM 0.19.2." in said

@@ -197,23 +197,9 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(prepared: Prepared, t
 
 
 RECOMPUTE = {
-    "full, uniform": (
-        "--train.recompute_granularity",
-        "full",
-        "--train.recompute_method",
-        "uniform",
-        "--train.recompute_num_layers",
-        "1",
-    ),
-    "full, block": (
-        "--train.recompute_granularity",
-        "full",
-        "--train.recompute_method",
-        "block",
-        "--train.recompute_num_layers",
-        "1",
-    ),
-    "selective": ("--train.recompute_granularity", "selective", "--train.recompute_modules", "core_attn", "mlp"),
+    "full, uniform": ("--train.recompute", "full:uniform:1"),
+    "full, block": ("--train.recompute", "full:block:1"),
+    "selective": ("--train.recompute", "selective:core_attn,mlp"),
 }
 
 

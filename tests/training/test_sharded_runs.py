@@ -8,7 +8,7 @@ import runs
 from data.prepared import Prepared
 
 LAYOUT = "--parallel.pipeline_model_parallel_size 2 --parallel.virtual_pipeline_model_parallel_size 2"
-RECOMPUTED = "--train.recompute_granularity full --train.recompute_method uniform --train.recompute_num_layers 1"
+RECOMPUTED = "--train.recompute full:uniform:1"
 FLAGS = f"{LAYOUT} {RECOMPUTED} --model.hidden_dropout 0.1 --train.train_iters 4 --train.eval_interval 2"
 
 

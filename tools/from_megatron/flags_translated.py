@@ -60,8 +60,6 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "exit-interval": ("train.exit_interval", None),
     "eval-interval": ("train.eval_interval", None),
     "eval-iters": ("train.eval_iters", 100),
-    "recompute-method": ("train.recompute_method", None),
-    "recompute-num-layers": ("train.recompute_num_layers", None),
     "log-interval": ("log.log_interval", 100),
     "check-weight-hash-across-dp-replicas-interval": ("fault.replica_check_interval", None),
 }
@@ -212,7 +210,7 @@ RULES = """
     train-iters=1 train-samples=1 global-batch-size=1 rampup-batch-size=3 step-batch-size-schedule=1
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
     lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
-    recompute-activations recompute-granularity=1 recompute-modules=+
+    recompute-activations recompute-granularity=1 recompute-method=1 recompute-num-layers=1 recompute-modules=+
     fine-grained-activation-offloading offload-modules=+ manual-gc manual-gc-interval=1
     attention-backend=1 enable-cuda-graph cuda-graph-impl=1
     data-path=* data-args-path=1 mock-data split=1 tokenizer-type=1 tokenizer-model=1

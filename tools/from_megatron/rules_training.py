@@ -1,9 +1,11 @@
 """Recomputation, offloading and the rest of the train section."""
 
 import typing
+from typing import get_args
 
 from models.sublayers import OffloadModule
-from tools.from_megatron.draft import DEFAULT, Draft
+from tools.from_megatron.draft import Draft
+from training.config.recompute import Method
 
 
 def training(draft: Draft) -> None:
@@ -22,18 +24,33 @@ def training(draft: Draft) -> None:
 
 
 def _recompute(draft: Draft) -> None:
-    granularity = draft.arguments.text("recompute-granularity")
-    short, modules = draft.arguments.switch("recompute-activations"), draft.arguments.texts("recompute-modules")
+    """train.recompute, of five flags."""
+    arguments = draft.arguments
+    granularity, method = arguments.text("recompute-granularity"), arguments.text("recompute-method")
+    short, modules = arguments.switch("recompute-activations"), arguments.texts("recompute-modules")
+    layers = arguments.whole("recompute-num-layers", least=1)
     if granularity is None and short:
         granularity = "selective"
-    if granularity is not None:
-        source = "--recompute-activations" if short else "--recompute-granularity"
-        draft.put("train.recompute_granularity", granularity, source)
     if granularity == "selective":
-        source = "--recompute-modules" if modules else DEFAULT
-        draft.put("train.recompute_modules", modules or ["core_attn"], source)
+        source = ["--recompute-activations" if short else "--recompute-granularity"]
+        source += ["--recompute-modules"] if modules else []
+        draft.put("train.recompute", f"selective:{','.join(modules or ['core_attn'])}", " ".join(source))
     elif modules:
         draft.irrelevant.append('--recompute-modules: has no effect without --recompute-granularity "selective"')
+    if granularity == "full" and method in get_args(Method) and layers is not None:
+        source = [f"--recompute-{flag}" for flag in ("granularity", "method", "num-layers")]
+        draft.put("train.recompute", f"full:{method}:{layers}", " ".join(source))
+    elif granularity == "full":
+        draft.unsupported.append(
+            "--recompute-granularity full: needs --recompute-method uniform or block, and --recompute-num-layers: "
+            f'train.recompute = "full:uniform:1"; found {method} and {layers}.'
+        )
+    elif granularity not in ("selective", None):
+        draft.unsupported.append(f'--recompute-granularity {granularity}: Triplane knows "full" and "selective".')
+    if granularity != "full":
+        for flag, value in (("method", method), ("num-layers", layers)):
+            if value is not None:
+                draft.irrelevant.append(f'--recompute-{flag}: has no effect without --recompute-granularity "full"')
 
 
 def _offload(draft: Draft) -> None:

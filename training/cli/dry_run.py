@@ -289,7 +289,7 @@ def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:
     whole = own * seq_length * batch_schedule(train).consumed_after(train.train_iters)
     again = f" ({done:.4g} with recomputation)" if done != own else ""
     lines = [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]
-    if train.recompute is not None:
+    if train.recompute_budget is not None:
         lines.append(f"  recomputed: {described_plans(recompute_plans(case, shape))}")
     return lines
 

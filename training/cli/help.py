@@ -32,7 +32,7 @@ RARE = {
     "lr_wsd_decay_style optimizer use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_params_dtype "
     "optimizer_cpu_offload optimizer_offload_fraction",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
-    "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile recompute_modules "
+    "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile "
     "offload_modules",
     "eval": "task_folder interval limit num_fewshot full_pass",
     "checkpoint": "no_load_rng override_opt_param_scheduler save_retain_interval use_checkpoint_opt_param_scheduler "

@@ -46,14 +46,14 @@ def fine_grained_problems(
         ]
     found = {
         "train.cpu_offloading_num_layers: it offloads the same activations": train.cpu_offloading_num_layers > 0,
-        "train.recompute: it was not compared with it yet": train.recompute is not None,
-        'train.recompute_granularity = "full": a module that runs again would be offloaded again': (
+        'train.recompute = "auto": it was not compared with it yet': train.recompute_budget is not None,
+        'train.recompute = "full": a module that runs again would be offloaded again': (
             train.recompute_granularity == "full"
         ),
         "train.rampup_batch_size: the first iteration decides how many microbatches are offloaded": (
             train.rampup_batch_size is not None
         ),
-        'train.recompute_modules "moe" and offload_modules "expert_fc1" or "moe_act", which are parts of it': (
+        'train.recompute = "selective:moe" and offload_modules "expert_fc1" or "moe_act", which are parts of it': (
             train.recompute_granularity == "selective"
             and "moe" in train.recompute_modules
             and bool({"expert_fc1", "moe_act"} & set(train.offload_modules))

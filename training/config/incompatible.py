@@ -93,7 +93,7 @@ def graph_problems(
         "model.window_size: sliding windows were not captured yet": any(shape.window_blocks),
         'precision.dtype = "fp16": it was not captured yet': precision.dtype == "fp16",
         "nccl_ub in parallel.megatron: its buffers were not captured yet": parallel.nccl_ub,
-        "train.recompute or recompute_granularity: what is recomputed was not captured yet": recomputes,
+        "train.recompute: what is recomputed was not captured yet": recomputes,
         f"precision.{precision.products}: its products were not captured yet": precision.products is not None,
         "parallel.context_parallel_size > 1: its exchanges were not captured yet": parallel.context_parallel_size > 1,
         "kernels.tp_comm_overlap: its buffers were not captured yet": userbuffers,
@@ -155,8 +155,8 @@ def block_recompute_problems(shape: GPTShape, method: str | None) -> list[str]:
     if method != "block" or not shape.parallel_residual:
         return []
     return [
-        'train.recompute_method "block" cannot be with model.parallel_residual: it recomputes an MLP without the '
-        'attention before it, whose input that MLP reads. Use "uniform".'
+        'train.recompute "full:block" cannot be with model.parallel_residual: it recomputes an MLP without the '
+        'attention before it, whose input that MLP reads. Use "full:uniform".'
     ]
 
 
@@ -177,16 +177,16 @@ def recompute_problems(
     for module in modules:
         needs, there = parts.get(module, ("", True))
         if not there:
-            found.append(f'train.recompute_modules "{module}" needs a model with {needs}, found none. Leave it out.')
+            found.append(f'train.recompute "selective:{module}" needs a model with {needs}, found none. Leave it out.')
         elif module == "mlp" and shape.fc_bias:
             found.append(
-                'train.recompute_modules "mlp": megatron-core recomputes no MLP with biases (model.add_bias_linear, '
+                'train.recompute "selective:mlp": megatron-core recomputes no MLP with biases (model.add_bias_linear, '
                 "model.mlp_bias): its backward pass would never end. Leave it out, or recompute in full."
             )
         elif device == "cpu" and module in RECOMPUTED_BY_TRANSFORMER_ENGINE:
             found.append(
-                f'train.recompute_modules "{module}" needs Transformer Engine, which needs GPUs; found device = "cpu". '
-                "Leave it out."
+                f'train.recompute "selective:{module}" needs Transformer Engine, which needs GPUs; found device = '
+                '"cpu". Leave it out.'
             )
     return found
 
@@ -230,6 +230,6 @@ def scale_problems(shape: GPTShape, precision: PrecisionConfig, recompute_granul
     if not shape.mtp_num_layers or recompute_granularity != "full":
         return []
     return [
-        'precision.fp8_recipe = "delayed" with model.mtp_num_layers and train.recompute_granularity = "full" '
-        'recomputes with wrong scales. Take fp8_recipe = "tensorwise", or recompute_granularity = "selective".'
+        'precision.fp8_recipe = "delayed" with model.mtp_num_layers and train.recompute = "full" '
+        'recomputes with wrong scales. Take fp8_recipe = "tensorwise", or train.recompute = "selective".'
     ]

@@ -4,11 +4,12 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from models.kernels import FusionName
 from parallel.config import StreamGroup
+from training.config.recompute import Granularity, Method, Recomputation, RecomputeModule, read_recompute
 
 Values = Mapping[str, Any]
 """By dotted names."""
@@ -110,6 +111,26 @@ def _shadow(was: Values, now: Values) -> Values:
     return {"precision.fp8_shadow": f"{action}:{interval}" + (f":{bound}" if bound != "0.25" else "")}
 
 
+def _recompute(was: Values, now: Values) -> Values:
+    """Megatron's four fields as one, over what is there: flags change one of them."""
+    before = read_recompute(now["train.recompute"]) or Recomputation()
+    if before.budget is not None:
+        raise Contradiction(
+            f'train.recompute = "{now["train.recompute"]}" chooses by predicted memory, which {next(iter(was))} '
+            "changes: set one of them."
+        )
+    given = {name.removeprefix("train.recompute_"): value for name, value in was.items()}
+    after = replace(before, **given)
+    if after.granularity != "full":  # what a recipe says beside "full", and flags of another granularity take back
+        after = replace(after, method=given.get("method"), num_layers=given.get("num_layers"))
+    if {after.method is not None, after.num_layers is not None} != {after.granularity == "full"}:
+        raise Contradiction(
+            'train.recompute_granularity = "full", recompute_method and recompute_num_layers go together: write '
+            'train.recompute = "full:uniform:1".'
+        )
+    return {"train.recompute": after.spelled()}
+
+
 def _modules(was: Values, now: Values) -> Values:
     modules = now["train.offload_modules"]
     if was["train.fine_grained_activation_offloading"] and not modules:
@@ -164,6 +185,18 @@ MOVED: tuple[Moved, ...] = (
         nccl_ub=(bool, False),
     ),
     _in_megatron("optimizer", "optimizer", overlap_cpu_optimizer_d2h_h2d=(bool, False)),
+    Moved(
+        old=_fields(
+            "train",
+            recompute_granularity=(Granularity | None, None),
+            recompute_method=(Method | None, None),
+            recompute_num_layers=(int | None, None),
+            recompute_modules=(tuple[RecomputeModule, ...], ("core_attn",)),
+        ),
+        new=("train.recompute",),
+        becomes=_recompute,
+        beside="merged",
+    ),
     Moved(
         old=_fields("train", fine_grained_activation_offloading=(bool, False)),
         new=("train.offload_modules",),

@@ -27,7 +27,7 @@ LARGEST: dict[str, int] = {
     ),
     **dict.fromkeys(
         ("parallel.virtual_pipeline_model_parallel_size", "parallel.num_layers_in_first_pipeline_stage",
-         "parallel.num_layers_in_last_pipeline_stage", "train.recompute_num_layers"),
+         "parallel.num_layers_in_last_pipeline_stage"),
         10_000,
     ),
     **dict.fromkeys(

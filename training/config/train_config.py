@@ -1,13 +1,17 @@
 """The section ``train`` of the configuration."""
 
-import re
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from models.sublayers import OffloadModule
 from training.config.import_path import form_problems
-
-RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
+from training.config.recompute import (
+    Granularity,
+    Method,
+    Recomputation,
+    RecomputeModule,
+    read_recompute,
+    recompute_form_problems,
+)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -41,22 +45,11 @@ class TrainConfig:
     """Global batches per evaluation, of each of them. 0: no evaluation."""
 
     recompute: str | None = None
-    """What is recomputed, chosen from predicted memory: "auto:70GiB" recomputes the attention, MLPs, experts and mixers
-    that cost least, so that no rank is predicted to hold more (GiB, MiB, GB, MB). In place of the next four."""
-
-    recompute_granularity: Literal["full", "selective"] | None = None
-    """Recompute activations in the backward pass: full = whole layers, selective = recompute_modules.
-    None: keep all."""
-
-    recompute_method: Literal["uniform", "block"] | None = None
-    """full only. uniform: every group of recompute_num_layers layers; block: the first ones of each chunk."""
-
-    recompute_num_layers: int | None = None
-    """full only. Transformer layers per group (uniform) or recomputed per chunk (block)."""
-
-    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
-    """selective only. What to recompute. moe: whole layers of experts; moe_act: their activation function alone;
-    mla_up_proj: latent attention from its latents on. moe_act, layernorm, mla_up_proj need Transformer Engine."""
+    """Activations that the backward pass computes again. "selective:core_attn,mlp": modules, by Megatron's names (moe:
+    whole layers of experts; moe_act: their activation function alone; mla_up_proj: latent attention from its latents
+    on; also shared_experts, layernorm; moe_act, layernorm, mla_up_proj need Transformer Engine). "full:uniform:1":
+    every group of so many layers; "full:block:2": the first so many of each chunk. "auto:70GiB": the attention, MLPs,
+    experts and mixers that cost least, so that no rank is predicted to hold more (GiB, MiB, GB, MB). None: keep all."""
 
     manual_gc_interval: int = 100
     """Iterations between Python's garbage collections, on all ranks together (Megatron's --manual-gc). 0: whenever
@@ -115,7 +108,36 @@ class TrainConfig:
     @property
     def recomputes(self) -> bool:
         """Whether the backward pass computes anything again, logits aside."""
-        return self.recompute is not None or self.recompute_granularity is not None
+        return self.recompute is not None
+
+    @property
+    def _recompute(self) -> Recomputation:
+        return read_recompute(self.recompute) or Recomputation()
+
+    @property
+    def recompute_granularity(self) -> Granularity | None:
+        """Megatron's: full: whole layers; selective: ``recompute_modules``."""
+        return self._recompute.granularity
+
+    @property
+    def recompute_method(self) -> Method | None:
+        """Megatron's: uniform: every group of ``recompute_num_layers`` layers; block: the first ones of each chunk."""
+        return self._recompute.method
+
+    @property
+    def recompute_num_layers(self) -> int | None:
+        """Transformer layers per group (uniform) or recomputed per chunk (block)."""
+        return self._recompute.num_layers
+
+    @property
+    def recompute_modules(self) -> tuple[RecomputeModule, ...]:
+        """Of "selective"."""
+        return self._recompute.modules
+
+    @property
+    def recompute_budget(self) -> float | None:
+        """Bytes of "auto:70GiB"."""
+        return self._recompute.budget
 
     def without_modules_offloaded(self) -> "TrainConfig":
         """As a CPU can train it, too."""
@@ -132,7 +154,6 @@ class TrainConfig:
             "micro_batch_size": self.micro_batch_size,
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
-            "recompute_num_layers": self.recompute_num_layers,
             "cross_entropy_chunk_tokens": self.cross_entropy_chunk_tokens,
         }
         for name, value in counts.items():
@@ -148,15 +169,9 @@ class TrainConfig:
         if self.generate_tokens and not self.sample_prompts:
             found.append("train.generate_tokens needs train.sample_prompts, found none. Give a text, or 0 tokens.")
         found += self._offload_problems()
-        if self.recompute is not None:
-            found += self._budget_problems(self.recompute)
-        full = self.recompute_granularity == "full"
-        if full and (self.recompute_method is None or self.recompute_num_layers is None):
-            found.append('train.recompute_granularity = "full" needs recompute_method and recompute_num_layers.')
-        if not full and (self.recompute_method is not None or self.recompute_num_layers is not None):
-            found.append('train.recompute_method and recompute_num_layers are for recompute_granularity = "full".')
-        if self.recompute_granularity == "selective" and not self.recompute_modules:
-            found.append('train.recompute_granularity = "selective" needs recompute_modules, such as "core_attn".')
+        found += recompute_form_problems(self.recompute)
+        if self.recompute_budget is not None:
+            found += self._budget_problems()
         return found
 
     def _offload_problems(self) -> list[str]:
@@ -167,16 +182,10 @@ class TrainConfig:
             "that core_attn's backward pass needs. Add it."
         ]
 
-    def _budget_problems(self, recompute: str) -> list[str]:
-        if not BUDGET.fullmatch(recompute):
-            return [f'train.recompute: expected a budget, such as "auto:70GiB", found "{recompute}".']
-        also = {
-            "recompute_granularity": self.recompute_granularity is not None,
-            "cpu_offloading_num_layers": self.cpu_offloading_num_layers > 0,
-            "compile": self.compile,
-        }
+    def _budget_problems(self) -> list[str]:
+        also = {"cpu_offloading_num_layers": self.cpu_offloading_num_layers > 0, "compile": self.compile}
         return [
-            f"train.recompute chooses by predicted memory, which train.{name} changes: set one of them."
+            f'train.recompute "auto" chooses by predicted memory, which train.{name} changes: set one of them.'
             for name, there in also.items()
             if there
         ]
@@ -184,13 +193,3 @@ class TrainConfig:
 
 LOSS_CHUNK_TOKENS = 1024
 """Of train.cross_entropy_chunk_tokens: enough for the output layer's products to fill a GPU."""
-
-BUDGET = re.compile(r"auto:(\d+(?:\.\d+)?)([GM])(i?)B")
-
-
-def recompute_budget(recompute: str) -> float:
-    """Bytes of a valid train.recompute."""
-    found = BUDGET.fullmatch(recompute)
-    assert found is not None, recompute
-    number, unit, binary = found.groups()
-    return float(number) * (1024 if binary else 1000) ** {"M": 2, "G": 3}[unit]

@@ -9,7 +9,7 @@ from models.costs.predict import SAFE_HOST_SHARE, SAFE_SHARE, Predicted, fullest
 from models.shapes import GPTShape
 from training.config.activation_offload import offloadable
 from training.config.run_config import RunConfig, with_fields
-from training.config.train_config import LOSS_CHUNK_TOKENS, recompute_budget
+from training.config.train_config import LOSS_CHUNK_TOKENS
 from training.memory.planned import Modules, as_case
 
 LESS = 0.9
@@ -18,7 +18,7 @@ WORTH = 0.01
 """Share of the prediction that a change must save to be named."""
 LOWER_BUDGETS = (0.9, 0.8, 0.6)
 """Of train.recompute's."""
-FULL = {"train.recompute_granularity": "full", "train.recompute_method": "uniform", "train.recompute_num_layers": 1}
+FULL = {"train.recompute": "full:uniform:1"}
 
 Fields = Mapping[str, Any]
 """New values by the fields' dotted names."""
@@ -127,15 +127,15 @@ def _shards(config: RunConfig) -> list[Fields]:
 def _recomputations(config: RunConfig, shape: GPTShape) -> list[Fields]:
     """A lower budget; else selective, of the widest module, then full."""
     train = config.train
-    if train.recompute is not None:
-        budget = recompute_budget(train.recompute) / 2**20
+    if train.recompute_budget is not None:
+        budget = train.recompute_budget / 2**20
         return [{"train.recompute": f"auto:{budget * share:.0f}MiB"} for share in LOWER_BUDGETS]
     if train.recompute_granularity == "full":
         return [FULL]
     module = "moe" if shape.num_moe_experts else "mlp"
     kept = train.recompute_modules if train.recompute_granularity == "selective" else ()
     can = module not in kept and (module == "moe" or not shape.fc_bias)  # training/config/incompatible.py says why
-    selective = {"train.recompute_granularity": "selective", "train.recompute_modules": (*kept, module)}
+    selective = {"train.recompute": f"selective:{','.join((*kept, module))}"}
     return [*([selective] if can else []), FULL]
 
 

@@ -16,7 +16,7 @@ from training.config.activation_offload import offloaded_share
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig, kernel_setting
 from training.config.schedules import batch_schedule
-from training.config.train_config import TrainConfig, recompute_budget
+from training.config.train_config import TrainConfig
 
 LOGIT_BYTES = 2
 
@@ -57,7 +57,7 @@ def program(config: RunConfig, shape: GPTShape, modules: Modules) -> Software:
         fp8_weights=config.precision.fp8_param_gather,
         loss_bytes=loss_bytes(config, shape, modules),
         loss_chunk_tokens=train.cross_entropy_chunk_tokens or math.inf,
-        recompute_budget=math.inf if train.recompute is None else recompute_budget(train.recompute),
+        recompute_budget=math.inf if train.recompute_budget is None else train.recompute_budget,
         kept_blocks=_kept_share(config, shape),
         offloaded_blocks=train.cpu_offloading_num_layers if modules.cuda else 0,
         offloaded_modules=encoded(train.offload_modules if modules.transformer_engine else ()),

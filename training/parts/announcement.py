@@ -33,7 +33,7 @@ def announce(run: TrainingRun) -> None:
         ranks.say(f"by import path: {', '.join(config.import_paths)}")
     if fused := described(fusions(config, shape, ranks, ranks.say)):
         ranks.say(f"fused kernels: {fused}")
-    if config.train.recompute is not None:
+    if config.train.recompute_budget is not None:
         plans = recompute_plans(own_case(config, shape, ranks), shape)
         ranks.say(f'recomputed for train.recompute = "{config.train.recompute}": {described_plans(plans)}')
     for line in mixers.described(shape, ranks.device):

@@ -87,7 +87,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RankParts:
 def recomputed(config: RunConfig, shape: GPTShape, ranks: Ranks) -> gpt.Recompute:
     """What this rank computes again. Raises SharedMistake where train.recompute's budget is too small for it."""
     train = config.train
-    if train.recompute is None:
+    if train.recompute_budget is None:
         return gpt.Recompute(
             granularity=train.recompute_granularity,
             method=train.recompute_method,

@@ -16,9 +16,9 @@ SAVINGS: dict[str, Mapping[str, Any]] = {
         "train.offload_modules": ("core_attn", "attn_proj"), "model.megatron": ("min_offloaded_tensor_size=1024",),
     },
     "compile": {"train.compile": True},
-    "recompute_mlp": {"train.recompute_granularity": "selective", "train.recompute_modules": ("mlp",)},
+    "recompute_mlp": {"train.recompute": "selective:mlp"},
     "recompute_full": {
-        "train.recompute_granularity": "full", "train.recompute_method": "uniform", "train.recompute_num_layers": 1,
+        "train.recompute": "full:uniform:1",
     },
     "bf16_moments": {
         "optimizer.use_precision_aware_optimizer": True, "optimizer.exp_avg_dtype": "bf16",

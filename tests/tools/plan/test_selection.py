@@ -208,7 +208,7 @@ def test_a_recipe_that_chose_by_its_own_budget_takes_the_planner_s_choice() -> N
     asked = question("llama3_8b", gpus=16, batch=16)
     base = RunConfig(train=TrainConfig(recompute="auto:70GiB"))
     layout = Candidate(tp=2, dp=8, microbatches=2, recompute="full")
-    assert configuration(asked, layout, base).train.recompute is None
+    assert configuration(asked, layout, base).train.recompute == "full:uniform:1"
     assert not problems(asked, layout, base)
 
 

@@ -30,7 +30,7 @@ LARGE = """--dry_run --model.shape llama31_405b --model.seq_length 8192 --train.
     --parallel.tensor_model_parallel_size 8 --parallel.sequence_parallel --parallel.overlap_grad_reduce
     --parallel.pipeline_model_parallel_size 16 --parallel.num_layers_in_first_pipeline_stage 7
     --parallel.num_layers_in_last_pipeline_stage 7 --train.global_batch_size 2048 --data.tokenizer llama.model
-    --train.recompute_granularity selective --optimizer.lr_warmup_iters 8000 --checkpoint.save_interval 500"""
+    --train.recompute selective --optimizer.lr_warmup_iters 8000 --checkpoint.save_interval 500"""
 
 
 def plan(*argv: str) -> str:
@@ -199,7 +199,7 @@ def warnings_of(flags: str) -> list[str]:
     ("flags", "words"),
     [
         ("--precision.dtype fp32", 'precision.dtype = "fp32"'),
-        ("--train.recompute_granularity None", "no recomputation at seq_length 8192"),
+        ("--train.recompute None", "no recomputation at seq_length 8192"),
         ("--parallel.tensor_model_parallel_size 16", "TP 16 leaves the node"),
         ("--parallel.sequence_parallel False", "parallel.sequence_parallel is off"),
         ("--parallel.overlap_grad_reduce False", "parallel.overlap_grad_reduce is off"),

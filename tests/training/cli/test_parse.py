@@ -83,11 +83,11 @@ def test_none_unsets_a_value(tmp_path: Path) -> None:
 
 
 def test_lists_take_several_values() -> None:
-    flags = "--data.paths a b --train.rampup_batch_size 1 2 30 --train.recompute_modules mlp"
+    flags = "--data.paths a b --train.rampup_batch_size 1 2 30 --kernels.off moe_grouped_gemm"
     config = parse.parse_config([*flags.split(), "--model.megatron", "a=1", "b=2"])
     assert config.data.paths == ("a", "b")
     assert config.train.rampup_batch_size == (1, 2, 30)
-    assert config.train.recompute_modules == ("mlp",)
+    assert config.kernels.off == ("moe_grouped_gemm",)
     assert config.model.megatron == ("a=1", "b=2")
     assert parse.parse_config(["--data.paths"]).data.paths == ()
 

@@ -24,7 +24,7 @@ def problems(flags: str, world_size: int = 1) -> list[str]:
         f"--model.shape gpt2_tiny --device cuda {OFFLOADED} qkv_linear",
         f"--model.shape deepseek_v3_tiny --device cuda {OFFLOADED} attn_norm qkv_linear",
         f"{GPU} --model.megatron min_offloaded_tensor_size=0 activation_offload_fraction=0.5",
-        f"{GPU} --train.recompute_granularity selective --train.recompute_modules mlp",
+        f"{GPU} --train.recompute selective:mlp",
         f"{GPU} {FP8}",
     ],
 )
@@ -37,12 +37,10 @@ def test_what_can_run(flags: str) -> None:
     [
         (
             f"--device cpu {OFFLOADED} core_attn",
-            f'{FIELD} needs a GPU and Transformer Engine, found device = "cpu". Set it to false; '
+            f'{FIELD} needs a GPU and Transformer Engine, found device = "cpu". Leave it out; '
             "train.cpu_offloading_num_layers works on a CPU, too.",
         ),
         (f"--device cuda {OFFLOADED} attn_proj", 'offload_modules "attn_proj" needs "core_attn" beside it, found none'),
-        (f"--device cuda --{FIELD} True", f"{FIELD} needs train.offload_modules"),
-        ("--device cuda --train.offload_modules core_attn", f"offload_modules needs {FIELD} = true, found false"),
         (f"{GPU} --model.megatron activation_offload_fraction=2", "fraction must be a number from 0 to 1, found 2"),
         (f"{GPU} --model.megatron min_offloaded_tensor_size=-1", "must be a whole number, 0 or more, found -1"),
         (f"--device cuda {OFFLOADED} attn_norm", '"attn_norm" needs a model with latent attention (elsewhere the norm'),
@@ -54,11 +52,11 @@ def test_what_can_run(flags: str) -> None:
         ),
         *((f"{GPU} {flags}", f"{FIELD} cannot be with {what}") for flags, what in [
             ("--train.cpu_offloading_num_layers 1", "train.cpu_offloading_num_layers: it offloads the same"),
-            ("--train.recompute_granularity full --train.recompute_method block --train.recompute_num_layers 1",
-             'train.recompute_granularity = "full"'),
-            ("--train.recompute auto:70GiB", "train.recompute: it was not compared"),
-            ("--model.shape mixtral_tiny --train.offload_modules moe_act --train.recompute_granularity selective "
-             "--train.recompute_modules moe", 'train.recompute_modules "moe" and offload_modules'),
+            ("--train.recompute full:block:1",
+             'train.recompute = "full"'),
+            ("--train.recompute auto:70GiB", 'train.recompute = "auto": it was not compared'),
+            ("--model.shape mixtral_tiny --train.offload_modules moe_act --train.recompute "
+             "selective:moe", 'train.recompute = "selective:moe" and offload_modules'),
             ("--train.compile True", "train.compile"),
             ("--train.rampup_batch_size 2 2 8", "train.rampup_batch_size: the first iteration decides"),
             (f"{FP8} --precision.fp8_shadow warn:10", "precision.fp8_shadow"),

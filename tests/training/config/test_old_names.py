@@ -61,6 +61,18 @@ CASES: dict[str, tuple[str, str]] = {
         "--train.delta_offload_bytes_across_pp_ranks 5",
         '[model]\nmegatron = ["delta_offload_bytes_across_pp_ranks=5"]\n',
     ),
+    'train.recompute_granularity = "full"\ntrain.recompute_method = "block"\ntrain.recompute_num_layers = 2': (
+        "--train.recompute_granularity full --train.recompute_method block --train.recompute_num_layers 2",
+        '[train]\nrecompute = "full:block:2"\n',
+    ),
+    'train.recompute_granularity = "selective"\ntrain.recompute_modules = ["mlp", "core_attn"]': (
+        "--train.recompute_granularity selective --train.recompute_modules mlp core_attn",
+        '[train]\nrecompute = "selective:mlp,core_attn"\n',
+    ),
+    'train.recompute_granularity = "selective"': (
+        "--train.recompute_granularity selective",
+        '[train]\nrecompute = "selective:core_attn"\n',
+    ),
     "parallel.use_sharp = true": ("--parallel.use_sharp", '[parallel]\nmegatron = ["use_sharp=True"]\n'),
     "parallel.nccl_ub = true": ("--parallel.nccl_ub true", '[parallel]\nmegatron = ["nccl_ub=True"]\n'),
     'parallel.high_priority_stream_groups = ["dp", "ep"]': (
@@ -129,6 +141,13 @@ def test_what_an_old_name_was_by_default_changes_nothing(
         ("[fault]\nspike_window = 1.5\n", "fault.spike_window: expected a whole number, found 1.5."),
         ('[parallel]\nnccl_ub = true\nmegatron = ["nccl_ub=False"]\n', "parallel.nccl_ub and parallel.megatron both"),
         ("[train]\nfine_grained_activation_offloading = true\n", "is what train.offload_modules says, found none"),
+        (
+            '[train]\nrecompute = "auto:1GiB"\nrecompute_method = "block"\n',
+            "which train.recompute_method changes: set one",
+        ),
+        ('[train]\nrecompute_granularity = "full"\n', "go together: write train.recompute = "),
+        ('[train]\nrecompute_method = "block"\n', "go together: write train.recompute = "),
+        ('[train]\nrecompute_granularity = "selective"\nrecompute_num_layers = 1\n', "go together: write train.reco"),
         ("[parallel]\nnccl_ub = true\nmegatron = 3\n", "parallel.megatron: expected a list of strings, found 3."),
     ],
 )
@@ -143,6 +162,12 @@ def test_old_flags_are_put_over_a_recipe(tmp_path: Path) -> None:
     base = load(recipe(tmp_path, '[precision]\nfp8 = "hybrid"\nfp8_shadow = "warn:500"\n'))
     stops = override(base, ["--precision.fp8_shadow_stop"], "p")
     assert 'fp8_shadow = "stop:500"' in dump_changed(stops)
+    full = load(recipe(tmp_path, '[train]\nrecompute = "full:uniform:1"\n'))
+    assert override(full, ["--train.recompute_num_layers", "3"], "p").train.recompute == "full:uniform:3"
+    assert override(full, ["--train.recompute_granularity", "None"], "p").train.recompute is None
+    assert override(full, ["--train.recompute_granularity", "selective"], "p").train.recompute == "selective:core_attn"
+    kept = load(recipe(tmp_path, '[train]\nrecompute = "auto:1GiB"\nrecompute_modules = ["core_attn"]\n'))
+    assert kept.train.recompute == "auto:1GiB"  # as a run of then has saved it
     some = load(recipe(tmp_path, '[kernels]\noff = ["apply_rope_fusion", "moe_grouped_gemm"]\n'))
     assert override(some, ["--kernels.apply_rope_fusion", "auto"], "p").kernels.off == ("moe_grouped_gemm",)
     assert override(base, ["--precision.fp8_shadow_interval", "None"], "p").precision.fp8_shadow is None

@@ -86,8 +86,8 @@ def test_the_debug_recipe_has_none() -> None:
         ),
         (
             "--device cuda --precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_recipe delayed "
-            "--model.shape deepseek_v3_tiny --model.qk_pos_emb_head_dim 32 --train.recompute_granularity full "
-            "--train.recompute_method uniform --train.recompute_num_layers 1",
+            "--model.shape deepseek_v3_tiny --model.qk_pos_emb_head_dim 32 --train.recompute "
+            "full:uniform:1",
             1,
             ['precision.fp8_recipe = "delayed" with model.mtp_num_layers', "recomputes with wrong scales"],
         ),
@@ -183,24 +183,27 @@ def test_the_debug_recipe_has_none() -> None:
             ["clip_grad must be a finite", "lr must be a finite"],
         ),
         # recomputation
-        ("--train.recompute_granularity full", 1, ["needs recompute_method and recompute_num_layers"]),
-        ("--train.recompute_method block", 1, ["recompute_granularity"]),
+        ("--train.recompute full", 1, ['"full:uniform:1"', 'found "full"']),
+        ("--train.recompute block:1", 1, ['found "block:1"']),
         (
-            "--train.recompute_granularity full --train.recompute_method block --train.recompute_num_layers 0",
+            "--train.recompute full:block:0",
             1,
-            ["train.recompute_num_layers must be 1 or more"],
+            ['found "full:block:0"'],
         ),
-        ("--train.recompute_granularity selective --train.recompute_modules", 1, ["recompute_modules"]),
+        ("--train.recompute selective:", 1, ['found "selective:"']),
+        ("--train.recompute selective:core_attn,attn", 1, ["modules: core_attn, mlp,"]),
         (
-            "--train.recompute_granularity selective --train.recompute_modules moe mla_up_proj",
+            "--train.recompute selective:moe,mla_up_proj",
             1,
-            ['"moe" needs a model with model.num_moe_experts', '"mla_up_proj" needs a model with model.multi_latent'],
+            [
+                '"selective:moe" needs a model with model.num_moe_experts',
+                'mla_up_proj" needs a model with model.multi_la',
+            ],
         ),
         (
-            "--model.shape pythia_tiny --train.recompute_granularity full --train.recompute_method block "
-            "--train.recompute_num_layers 1",
+            "--model.shape pythia_tiny --train.recompute full:block:1",
             1,
-            ['recompute_method "block" cannot be with model.parallel_residual'],
+            ['train.recompute "full:block" cannot be with model.parallel_residual'],
         ),
         # the rest
         ("--train.generate_tokens -1", 1, ["train.generate_tokens"]),
@@ -235,9 +238,9 @@ def test_the_debug_recipe_has_none() -> None:
             ['"local" cannot be with data.reset_attention_mask or reset_position_ids: documents start elsewhere'],
         ),
         (
-            "--device cuda --kernels.cuda_graph_impl local --train.recompute_granularity selective",
+            "--device cuda --kernels.cuda_graph_impl local --train.recompute selective",
             1,
-            ['"local" cannot be with train.recompute or recompute_granularity'],
+            ['"local" cannot be with train.recompute: what'],
         ),
         (
             "--device cuda --kernels.cuda_graph_impl local --model.shape deepseek_v2_tiny --precision.dtype fp16",

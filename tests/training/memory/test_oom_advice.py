@@ -15,7 +15,7 @@ from training.memory.planned import Modules, as_case
 GPU = Modules(cuda=True, transformer_engine=True)
 H100 = Room(bytes=79.1 * 2**30, words="the card's {}")
 SMALL = Room(bytes=39.4 * 2**30, words="the card's {}")
-RECOMPUTED = "--train.recompute_granularity full --train.recompute_method uniform --train.recompute_num_layers 1"
+RECOMPUTED = "--train.recompute full:uniform:1"
 LLAMA = "--model.shape llama3_8b --model.seq_length 8192 --train.global_batch_size 64 --precision.dtype bf16"
 SAFE = 0.8 * 79.1
 LONG = (
@@ -48,7 +48,7 @@ def rows(lines: list[str]) -> list[tuple[str, float, float, bool]]:
 @pytest.mark.parametrize(
     ("flags", "fits"),
     [
-        (f"{LLAMA} --train.micro_batch_size 2", "recompute_granularity full"),
+        (f"{LLAMA} --train.micro_batch_size 2", "recompute full:uniform:1"),
         (f"{LLAMA} --parallel.use_distributed_optimizer False", "optim_grads_params"),
         (f"{LLAMA} --parallel.tensor_model_parallel_size 2 --train.micro_batch_size 4", "micro_batch_size 1"),
         (f"{LLAMA.replace('llama3_8b', 'llama3_70b')} --parallel.tensor_model_parallel_size 8", ""),
@@ -72,7 +72,7 @@ def test_each_change_has_the_bytes_it_says(flags: str, fits: str) -> None:
 
 def test_the_mildest_setting_that_fits_is_named() -> None:
     """Where the MLPs' recomputation is enough, not the blocks'; where the distributed optimizer is, not ZeRO-3."""
-    assert any("recompute_modules mlp" in own and fits for own, _, _, fits in rows(printed(LONG, 8)))
+    assert any("recompute selective:mlp" in own and fits for own, _, _, fits in rows(printed(LONG, 8)))
     flags = f"{LLAMA} --parallel.use_distributed_optimizer False --parallel.tensor_model_parallel_size 2"
     (shards,) = [own for own, _, _, _ in rows(printed(f"{flags} --parallel.sequence_parallel True", 16))
                  if "distributed" in own or "sharding" in own]  # fmt: skip

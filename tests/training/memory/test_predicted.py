@@ -60,15 +60,14 @@ def test_states_are_those_of_the_dry_run(flags: str) -> None:
 
 
 def test_what_is_recomputed_holds_less() -> None:
-    full = "--train.recompute_granularity full --train.recompute_num_layers"
     kept, selected, some, half, whole = (
         held(flags).activations
         for flags in (
             "",
-            "--train.recompute_granularity selective --train.recompute_modules core_attn mlp",
-            f"{full} 8 --train.recompute_method block",
-            f"{full} 16 --train.recompute_method block",
-            f"{full} 1 --train.recompute_method uniform",
+            "--train.recompute selective:core_attn,mlp",
+            "--train.recompute full:block:8",
+            "--train.recompute full:block:16",
+            "--train.recompute full:uniform:1",
         )
     )
     assert kept > selected > whole and kept > some > half > whole

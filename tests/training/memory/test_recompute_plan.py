@@ -35,7 +35,7 @@ FIVE = {
     "--parallel.sequence_parallel True --parallel.pipeline_model_parallel_size 2"),
 }  # fmt: skip
 """GPUs and flags."""
-FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+FULL = {"recompute": "full:uniform:1"}
 
 
 def asked(flags: str, world_size: int = 16, **train_fields: object) -> tuple[RunConfig, GPTShape]:
@@ -52,8 +52,8 @@ def settings_of(shape: GPTShape, layers: int) -> Iterator[dict[str, object]]:
     """What can be asked for by Megatron's names. layers: blocks of a chunk. Modules of hybrids have no prediction."""
     yield {}
     if not shape.hybrid_layer_pattern:
-        yield {"recompute_granularity": "selective", "recompute_modules": ("moe" if shape.num_moe_experts else "mlp",)}
-    yield from (FULL | {"recompute_method": "block", "recompute_num_layers": count} for count in range(1, layers))
+        yield {"recompute": f"selective:{'moe' if shape.num_moe_experts else 'mlp'}"}
+    yield from ({"recompute": f"full:block:{count}"} for count in range(1, layers))
     yield FULL
 
 
@@ -145,7 +145,6 @@ def test_attention_and_mlp_of_a_parallel_residual_recompute_as_one() -> None:
     [
         ("--train.recompute 70GiB", 'expected a budget, such as "auto:70GiB", found "70GiB"'),
         ("--train.recompute auto:70", 'found "auto:70"'),
-        ("--train.recompute auto:70GiB --train.recompute_granularity selective", "train.recompute_granularity changes"),
         ("--train.recompute auto:70GiB --train.cpu_offloading_num_layers 2", "train.cpu_offloading_num_layers changes"),
         ("--train.recompute auto:70GiB --train.compile True", "train.compile changes"),
         ("--train.recompute auto:70GiB --kernels.cuda_graph_impl local", "was not captured yet"),

@@ -233,8 +233,8 @@ def see_each_token_once(trial: Trial) -> None:
     "recompute",
     [
         "",
-        "--train.recompute_granularity full --train.recompute_method uniform --train.recompute_num_layers 1",
-        "--train.recompute_granularity selective --train.recompute_modules moe",
+        "--train.recompute full:uniform:1",
+        "--train.recompute selective:moe",
     ],
 )
 def test_each_token_counts_once(recompute: str, prepared: Prepared, tmp_path: Path) -> None:

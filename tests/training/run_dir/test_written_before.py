@@ -68,6 +68,7 @@ def test_what_a_later_ones_names_said_is_kept(copy: Path, version: str) -> None:
     for path in (copy / "recipe.toml", copy / "run/config.toml", copy / "run/checkpoints/iter_0000002/config.toml"):
         config, default = load(path), RunConfig()
         assert config.model.megatron == ("min_offloaded_tensor_size=2", "activation_offload_fraction=0.5")
+        assert config.train.recompute == "full:uniform:1" and config.train.cpu_offloading_num_layers == 1
         assert config.kernels.off == ("bias_activation_fusion", "moe_permute_fusion")
         assert config.fault.watch_interval == 0
         assert config.optimizer.megatron == ("overlap_cpu_optimizer_d2h_h2d=True",)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from models.costs.candidate import Candidate, parallel_config
 from models.shapes import GPTShape
@@ -16,9 +16,11 @@ from training.config.incompatible import exchange_problems
 from training.config.optimizer_config import OVERLAP, STATE_FIELDS, OptimizerConfig
 from training.config.recipe import dump, dump_changed
 from training.config.run_config import RunConfig
-from training.config.train_config import RecomputeModule, TrainConfig
+from training.config.train_config import TrainConfig
 
 Exchange = Literal["p2p", "a2a", "all_gather"]
+RECOMPUTED = {"none": None, "full": "full:uniform:1"}
+"""train.recompute by a candidate's name; any other is a module of "selective"."""
 EXCHANGES: tuple[Exchange, ...] = ("p2p", "all_gather")
 """Of keys and values over context ranks, whatever their number: a2a needs heads that divide by it."""
 
@@ -86,7 +88,6 @@ def _precision(base: PrecisionConfig, name: str) -> PrecisionConfig:
 
 
 def _train(base: TrainConfig, question: PlanRequest, layout: Candidate) -> TrainConfig:
-    full, none = layout.recompute == "full", layout.recompute == "none"
     return dataclasses.replace(
         base,
         global_batch_size=question.global_batch_size,
@@ -95,13 +96,7 @@ def _train(base: TrainConfig, question: PlanRequest, layout: Candidate) -> Train
         cpu_offloading_num_layers=question.cpu_offloading_num_layers,
         offload_modules=question.offload_modules,
         compile=question.compile,
-        recompute=None,
-        recompute_granularity=None if none else "full" if full else "selective",
-        recompute_method="uniform" if full else None,
-        recompute_num_layers=1 if full else None,
-        recompute_modules=base.recompute_modules
-        if none or full
-        else cast(tuple[RecomputeModule, ...], (layout.recompute,)),
+        recompute=RECOMPUTED.get(layout.recompute, f"selective:{layout.recompute}"),
     )
 
 

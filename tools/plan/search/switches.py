@@ -65,7 +65,7 @@ def modules_on_the_host(question: PlanRequest, layout: Candidate, base: RunConfi
 
 
 def within_budget(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
-    """A recipe that recomputes what pays until a rank holds what is safe (train.recompute)."""
+    """A recipe that recomputes what pays until a rank holds what is safe (train.recompute "auto")."""
     config = configuration(question, dataclasses.replace(layout, recompute="none"), base)
     gib = int(SAFE_SHARE * question.cluster.gpu.memory_gib * 10) / 10
     return dataclasses.replace(config, train=dataclasses.replace(config.train, recompute=f"auto:{gib:g}GiB"))
