@@ -1,11 +1,10 @@
-"""The shell of tools.from_megatron beside bash itself: the same words, or a refusal; never others."""
+"""Scripts that tools.from_megatron reads in closed bash, beside bash with programs: the same words, or a refusal."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.tools import shell_grammar
 from tests.tools.shell_against_bash import Compared, compared
 
 SNIPPETS = Path(__file__).with_name("shell_snippets.txt").read_text().strip("\n")
@@ -36,20 +35,6 @@ def test_snippets(folder: Path) -> None:
     assert len(refused) <= REFUSED, refused
 
 
-SEEDS = 250
-
-
-def test_random_scripts(folder: Path) -> None:
-    """Half of them, at least, are followed to the end."""
-    followed = 0
-    for seed in range(SEEDS):
-        random_script = shell_grammar.script(seed)
-        found = run(random_script, folder)
-        assert found.agree, f"seed {seed}\n{random_script}\nours:  {found.ours}\nbash's: {found.bashs}"
-        followed += not isinstance(found.ours, str)
-    assert followed > SEEDS / 2
-
-
 @pytest.mark.parametrize(
     "script",
     [
@@ -59,23 +44,18 @@ def test_random_scripts(folder: Path) -> None:
         "for f in $(ls); do N=$((N+1)); done; RUN $N",
         "A=($(ls) b); RUN ${A[1]} ${#A[@]}",
         "set -- $(ls) b; RUN $2 $#",
-        "set -- $(ls) b; shift; RUN $1",
-        "A=(0 ${X[@]}); RUN ${#A[@]}",
         "A=(0 $X); RUN ${!A[@]} ${A[-1]} ${A[@]:1:1}",
         "if ls | grep -q x; then A=1; fi; RUN --x $A",
         "while read -r x; do A+=$x; done < /etc/hostname; RUN [$A]",
-        "echo x > a.txt; for f in *.txt; do A+=$f; done; RUN $A",
         "RUN ~/x ~root/y",
         "RUN $RANDOM $$ $PPID $SECONDS",
         "A=$(cat file); case $A in x) B=1;; *) B=2;; esac; RUN $B",
         "[ $(wc -l < f) -gt 3 ] && A=1; RUN [$A]",
         "X=$(cat f); RUN ${#X} ${X:0:2} ${X^^} ${X//a/b}",
         "read -p 'Go? ' X; RUN $X",
-        "RUN <(echo a)",
         "X=$(python3 -c 'print(3)'); RUN $((X * 2))",
         "[[ aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa! =~ ^(a+)+$ ]] && A=1; RUN [$A]",
         "[[ $(cat f) == @(x|y) ]] && A=1; RUN [$A]",
-        "shopt -s extglob\nRUN !(*.py)",
     ],
 )
 def test_what_only_running_would_show_is_refused(folder: Path, script: str) -> None:

@@ -1,9 +1,9 @@
 """A Megatron-LM command line, launch script or configuration becomes a Triplane recipe; nothing is dropped silently.
 
 sources          what is given, by its kind: a script, Megatron's and Megatron-Bridge's YAML, another program's file
-script           a script, followed to the commands that start Megatron-LM (shell/), with every branch that is open
-shell/           as much of bash as that needs; nothing is run
-unknown          what a text holds of values that the script does not set
+script           a script, run by bash to the commands that start Megatron-LM, with every branch that is open
+shell/           bash in a process that can change nothing, and runs with other assumptions
+unknown          values that the script does not set, and the marks that stand for them
 functional_test  MODEL_ARGS of Megatron-LM's functional tests, as a script
 bridge           Megatron-Bridge's YAML as flags
 foreign          files of other programs, refused by name

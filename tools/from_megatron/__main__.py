@@ -4,10 +4,11 @@
     python -m tools.from_megatron "torchrun ... pretrain_gpt.py --num-layers 32 ..." > recipe.toml
     sed s/64/128/ pretrain.sh | python -m tools.from_megatron - > recipe.toml
 
-Every flag is translated, or listed with the reason at the head of the recipe and on stderr. A script is read, never
-run: running it could start jobs, delete files or need another machine. What it takes from outside ($1, $SLURM_NNODES,
-the output of commands) is not known: give it with --set, as in --set 1=/checkpoints --set SLURM_NNODES=8. Paths that
-stay unknown are left open; a number of the model's that stays unknown is an error, which says the command to type.
+Every flag is translated, or listed with the reason at the head of the recipe and on stderr. Bash runs the script in a
+process that can start no program, write no file and open no connection; --arguments takes a command's words from a file
+instead, and runs nothing. What a script takes from outside ($1, $SLURM_NNODES, the output of commands) is not known:
+give it with --set, as in --set 1=/checkpoints --set SLURM_NNODES=8. Paths that stay unknown are left open; a number of
+the model's that stays unknown is an error, which says the command to type.
 
 Exit code 0: everything was translated, or changes nothing here.
 Exit code 1: a recipe that trains what the script trains. Its head lists what else it lacks: paths that are left open,
@@ -18,6 +19,7 @@ without such flags all the same, with exit code 1; its head lists them.
 """
 
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,8 +46,12 @@ SHOWN = 1000
 class FromMegatron:
     """Translate a Megatron-LM command line or launch script."""
 
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")]
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")] = ""
     """A script's path, the text of a script or of a command line in quotes, or - for standard input."""
+
+    arguments: str = ""
+    """A file with the words of one command, or of its flags alone, in the place of SCRIPT. No shell reads it: quotes
+    keep words together, and all else stands as it is."""
 
     set: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """A variable that the script takes from outside; 1=VALUE is its first argument, '$(command)=VALUE' what a command
@@ -66,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = parse_flags(FromMegatron, shielded, "python -m tools.from_megatron", __doc__)
     where = ""
     try:
-        source = read(job.source, settings(job.set), job.shape)
+        source = (
+            read_command(job.arguments, job.source) if job.arguments else read(job.source, settings(job.set), job.shape)
+        )
         where = "" if source.path is None else f"{source.path}: "
         recipe, summary = convert_source(source, settings(job.set))
         if (summary.other_model or summary.not_understood) and not job.allow_partial:
@@ -113,6 +121,8 @@ def read(source: str, given: Mapping[str, str], shape: str = "") -> Source:
 
     Raises UserError where it can be neither a file nor a command.
     """
+    if not source:
+        raise UserError("expected a script: its path, a command in quotes, or -; or --arguments FILE.")
     typed = typed_words(source, given) + (["--shape", shape] if shape else [])
     if source == "-":
         return Source(sys.stdin.read(), "from standard input.", typed=typed, shape=shape)
@@ -125,6 +135,21 @@ def read(source: str, given: Mapping[str, str], shape: str = "") -> Source:
     if "--" not in source:
         raise UserError(f"{source[:200]}: no such file, and no command with flags either. Put a command in quotes.")
     return Source(source, "from a command line.", typed=typed, shape=shape)
+
+
+def read_command(path: str, script: str) -> Source:
+    """The words of a command in a file. Raises UserError where a script is given beside it, and for open quotes."""
+    if script:
+        raise UserError(f"--arguments {path} beside {script[:200]}: give one of them.")
+    try:
+        words = shlex.split(read_text(Path(path)).replace("\\\n", " "), comments=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {str(error).lower()}: a quote is never closed.") from None
+    if not words:
+        raise UserError(f"{path}: expected flags of Megatron-LM's, and it is empty.")
+    return Source("", f"from the arguments in {path}.", Path(path), ["--arguments", path], words=words)
 
 
 def _is_there(path: Path) -> bool:

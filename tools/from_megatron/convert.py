@@ -15,7 +15,7 @@ from tools.from_megatron.missing import choices, refuse_missing
 from tools.from_megatron.overrides import keep_changes
 from tools.from_megatron.ranks import rank_unknowns, ranks
 from tools.from_megatron.rules_vocabulary import refuse_unknown
-from tools.from_megatron.shell.starting import Launch
+from tools.from_megatron.shell.programs import Launch
 from tools.from_megatron.sources import Source, SourceReading, read_source
 from tools.from_megatron.translate import other_models, translated
 from training.config.recipe import load

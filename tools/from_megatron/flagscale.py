@@ -9,7 +9,7 @@ from typing import Any
 from parallel.errors import UserError
 from parallel.untrusted import read_text
 from tools.from_megatron.bridge_flags import BridgeFlags
-from tools.from_megatron.shell.starting import Launch
+from tools.from_megatron.shell.programs import Launch
 from tools.from_megatron.yaml_text import YamlValue, plain, read_yaml
 
 _SECTIONS = ("system", "model", "data")

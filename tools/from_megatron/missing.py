@@ -8,7 +8,7 @@ from parallel.errors import UserError
 from tools.from_megatron.arguments import MAY_STAY_OPEN, Arguments, parse
 from tools.from_megatron.flags import known
 from tools.from_megatron.flags_translated import EXPERT_FIELDS, EXPERT_SWITCHES, LATENT_FIELDS, PREDICTION_FIELDS
-from tools.from_megatron.script import OtherAnswer
+from tools.from_megatron.shell.others import OtherAnswer
 from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown
 
 _ONLY_WITH: dict[str, Iterable[str]] = {
@@ -53,7 +53,7 @@ def choices(arguments: Arguments, others: Iterable[OtherAnswer]) -> dict[Unknown
     """What decides between commands that a script may start, and the flags that differ."""
     found: dict[Unknown, list[str]] = {}
     for other in others:
-        given = {} if other.launch is None else parse(other.launch.flags).given
+        given = parse(other.launch.flags).given
         names = [name for name in {**arguments.given, **given} if arguments.given.get(name) != given.get(name)]
         asked = other.question
         found.setdefault(Unknown(asked.written, asked.line, asked.because, by_branch=True), []).extend(names)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tools.from_megatron.shell.starting import Launch
+from tools.from_megatron.shell.programs import Launch
 from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown
 
 _PER_NODE = ("nproc-per-node", "nproc_per_node", "num_gpus", "gpus-per-node", "num-gpus")

@@ -1,38 +1,23 @@
-"""A launch script, read and not run: which command starts Megatron-LM, with which flags.
+"""A launch script: which command starts Megatron-LM, with which flags, and what that depends on."""
 
-Running a stranger's script could start jobs or delete files, and it expects another machine. ``shell`` follows it as
-bash would; what depends on files, on programs or on variables from outside is asked for, or said to have been guessed.
-"""
-
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from parallel.errors import UserError
-from parallel.untrusted import InputError, read_text
-from tools.from_megatron.shell.decisions import MOST_QUESTIONS, Decisions, OpenQuestion
-from tools.from_megatron.shell.interpreter import Interpreter
-from tools.from_megatron.shell.programs import directives
-from tools.from_megatron.shell.starting import Launch
-from tools.from_megatron.shell.status import EndlessLoop, ShellExit
-from tools.from_megatron.shell.variables import ShellState
-from tools.from_megatron.unknown import Unknown, without_marks
+from tools.from_megatron.shell.others import OtherAnswer
+from tools.from_megatron.shell.programs import Launch
+from tools.from_megatron.shell.reading import Reading, same_call
+from tools.from_megatron.shell.rounds import Rounds
+from tools.from_megatron.unknown import MARK
 
-MOST_BYTES = 1 << 20
-"""Of another file that is read."""
-MOST_COMMANDS = 60_000
-"""Over all readings of a script; questions that are left then count as if they mattered not."""
-
-
-@dataclass(frozen=True, slots=True)
-class OtherAnswer:
-    """A branch that was guessed, and the command where it is taken otherwise."""
-
-    question: OpenQuestion
-    launch: Launch | None
-    """None: it cannot be followed."""
-    error: str = ""
-    """Why."""
+_BASHS_WORDS = re.compile(
+    r"^(.*): line (\d+): ((?:syntax error|unexpected EOF).*|.*(?:division by 0|function nesting|cannot allocate).*)"
+    r"(?:\n\1: line \d+: `(.*)')?",
+    re.MULTILINE,
+)
 
 
 @dataclass(slots=True)
@@ -66,159 +51,75 @@ class ScriptReading:
 def read_script(
     text: str, starts_megatron: Callable[[Sequence[str]], bool], given: Mapping[str, str], path: Path | None = None
 ) -> ScriptReading:
-    """Follow a script as far as that is possible without running anything.
+    """Run a script where it can change nothing, and say what it would start.
 
     starts_megatron: whether these words are a Megatron-LM command's. given: variables from outside. path: of its file.
-    Raises UserError for what is no shell script, and for what cannot be followed.
+    Raises UserError for what bash cannot read, and where the machine offers no closed process.
     """
-    rounds = _Rounds(without_marks(text), starts_megatron, given, path)
-    reversed_, run, others = _reaching_a_launch(rounds)
-    reading = ScriptReading(run.launches, run.not_followed, overwritten=run.variables.overwritten)
-    reading.other_tasks, reading.other_starts, reading.ends_at = run.other_tasks, others, run.ends_at
-    reading.within_words = run.within_words
+    rounds = Rounds(MARK.sub("", text.replace("\r\n", "\n")), starts_megatron, given, path)
+    run = rounds.settle()
+    if not run.launches and not run.other_tasks:
+        run = rounds.search(run)
+    found = ScriptReading(
+        not_followed=rounds.marked(run).not_followed, other_tasks=run.other_tasks, within_words=run.within_words,
+        other_starts=rounds.other_starts,
+    )  # fmt: skip
     if run.launches:
-        reading.answers = _answers_that_matter(rounds, reversed_, run)
-    reading.names = rounds.names
-    arguments = "#" in rounds.names
-    reading.not_read = [name for name in given if name not in rounds.names and not (arguments and name.isdigit())]
-    for name, value in run.variables.state.values.items():
-        words = value.split() if isinstance(value, str) else [str(each) for each in value.values()]
-        reading.holding_flags += [name] if starts_megatron(words) else []
-    return reading
-
-
-class _Rounds:
-    """Readings of one script, with one set of decisions each."""
-
-    def __init__(
-        self, text: str, starts_megatron: Callable[[Sequence[str]], bool], given: Mapping[str, str], path: Path | None
-    ) -> None:
-        self.text, self.starts_megatron, self.given = text, starts_megatron, given
-        self.path = None if path is None else path.resolve()
-        self.commands = 0
-        self.names: set[str] = set()
-        """Of variables that any reading has asked for."""
-
-    def read(self, reversed_: frozenset[int], always: frozenset[tuple[int, str]] = frozenset()) -> Interpreter:
-        """Once through the script. Raises UserError."""
-        name = "" if self.path is None else str(self.path)
-        state = ShellState(name=name, slurm=directives(self.text), arguments_open=True)
-        reader = Interpreter(self.starts_megatron, self.given, Decisions(reversed_, always), self.read_file, state)
-        named = {name: value for name, value in self.given.items() if name.isidentifier()}
-        state.values |= state.slurm | named
-        state.exported |= {*state.slurm, *named}
-        numbers = [int(name) for name in self.given if name.isdigit() and 0 < int(name) < 1000]
-        state.positional = [self._argument(reader, number) for number in range(1, max(numbers, default=0) + 1)]
-        try:
-            reader.run_text(self.text)
-        except ShellExit:
-            reader.ends_at = reader.variables.line
-        except RecursionError:
-            raise UserError(f"line {reader.variables.line}: it nests too deep.") from None
-        finally:
-            self.commands += reader.commands
-            self.names |= reader.variables.read | reader.variables.overwritten.keys()
-        return reader
-
-    def read_otherwise(
-        self, reversed_: frozenset[int], always: frozenset[tuple[int, str]] = frozenset()
-    ) -> Interpreter | UserError | None:
-        """As ``read``, or its error; None where enough has been read: loops that wait for something have no end so."""
-        if self.commands > MOST_COMMANDS:
-            return None
-        try:
-            return self.read(reversed_, always)
-        except EndlessLoop:
-            return None
-        except UserError as error:
-            return error
-
-    def _argument(self, reader: Interpreter, number: int) -> str:
-        name = str(number)
-        return self.given.get(name) or reader.unknowns.mark(Unknown(f"${name}", sets=(name,), assumed=""))
-
-    def read_file(self, name: str, folder: str | None) -> str | None:
-        """A file in the script's folder or below; None for any other."""
-        if self.path is None:
-            return None
-        home = self.path.parent
-        roots = (
-            [Path(folder)] if folder else [home, *(each for each in home.parents if each.is_relative_to(Path.cwd()))]
-        )
-        for root in roots:
-            try:
-                path = (root / name).resolve()
-                if path.is_relative_to(home) and path.is_file():
-                    return without_marks(read_text(path, MOST_BYTES))
-            except (OSError, ValueError, InputError):
-                continue
-        return None
-
-
-def _reaching_a_launch(rounds: _Rounds) -> tuple[frozenset[int], Interpreter, list[OtherAnswer]]:
-    """The reading by guesses; where that starts nothing, one with other answers that does: scripts end early where a
-    file is missing, an argument or a program. With what starts other commands as well as that."""
-    reversed_, left = frozenset[int](), MOST_QUESTIONS
-    run = first = rounds.read(reversed_)
-    seen = set[tuple[int, str]]()
-    while not run.launches and not run.other_tasks and left > 0:
-        places = {(asked.line, asked.written): number for number, asked in enumerate(run.decisions.asked)}
-        numbers = [number for place, number in places.items() if place not in seen and number not in reversed_]
-        if not numbers:
-            return frozenset(), first, []
-        for number in sorted(numbers, reverse=True)[:left]:
-            left -= 1
-            other = rounds.read_otherwise(reversed_ | {number})
-            if isinstance(other, Interpreter) and other.launches:
-                return reversed_ | {number}, other, _other_starts(rounds, reversed_, run, number, other)
-        last = max(numbers)  # the way there may be longer than one answer: go on behind the last one
-        seen.add((run.decisions.asked[last].line, run.decisions.asked[last].written))
-        other = rounds.read_otherwise(reversed_ | {last})
-        reversed_, run = (reversed_ | {last}, other) if isinstance(other, Interpreter) else (reversed_, run)
-    return (reversed_, run, []) if run.launches else (frozenset(), first, [])
-
-
-def _other_starts(
-    rounds: _Rounds, reversed_: frozenset[int], run: Interpreter, number: int, found: Interpreter
-) -> list[OtherAnswer]:
-    """What the values of a variable start that nothing sets, where its answer to one question starts ``found``."""
-    others: list[OtherAnswer] = []
-    if run.decisions.asked[number].because:
-        for other, asked in list(enumerate(run.decisions.asked))[:MOST_QUESTIONS]:
-            if asked.because and other not in reversed_ | {number}:
-                others += _answers(asked, found, [rounds.read_otherwise(reversed_ | {other})])
-    return [answer for answer in others if answer.launch is not None]
-
-
-def _answers_that_matter(rounds: _Rounds, reversed_: frozenset[int], run: Interpreter) -> list[OtherAnswer]:
-    """A question may matter only where it is answered so each time that it is asked, or where others are, too."""
-    found: list[OtherAnswer] = []
-    places: dict[tuple[int, str], list[int]] = {}
-    for number, asked in enumerate(run.decisions.asked):
-        places.setdefault((asked.line, asked.written), []).append(number)
-    for place, numbers in list(places.items())[:MOST_QUESTIONS]:
-        counts = "$#" in place[1]  # further arguments can only change what is asked when those that are given are gone
-        others = [rounds.read_otherwise(reversed_ ^ {numbers[-1 if counts else 0]})]
-        if len(numbers) > 1 and not counts:
-            others.append(rounds.read_otherwise(reversed_, frozenset({place})))
-        found += _answers(run.decisions.asked[numbers[0]], run, others)[:1]
-    if not found and len(places) > 1:
-        found += _answers(run.decisions.asked[0], run, [rounds.read_otherwise(reversed_, frozenset(places))])
+        found.launches, found.answers = rounds.explained(run)
+    else:
+        _refuse_errors(rounds, run, text)
+        last = [step for step in run.ran.steps if step.source == run.ran.main][-1:]
+        found.ends_at = last[0].line if last and last[0].text.startswith("exit") else None
+    _note_given(found, rounds, run, given)
+    for step in run.ran.steps:
+        assigned = re.match(r"([A-Za-z_]\w*)\+?=(.*)", step.text, re.DOTALL)
+        if assigned and starts_megatron(_words(assigned[2])) and assigned[1] not in found.holding_flags:
+            found.holding_flags.append(assigned[1])
     return found
 
 
-def _answers(
-    question: OpenQuestion, run: Interpreter, others: Sequence[Interpreter | UserError | None]
-) -> list[OtherAnswer]:
-    """Those readings that end in another command, or in an error."""
-    found = []
-    for other in others:
-        if isinstance(other, UserError):
-            found.append(OtherAnswer(question, None, str(other)))
-        elif other is not None and other.launches and not _same(other.launches[0], run.launches[0]):
-            found.append(OtherAnswer(question, other.launches[0]))
-    return found
+def _refuse_errors(rounds: Rounds, run: Reading, text: str) -> None:
+    """Raises UserError for what bash says of a script that starts nothing."""
+    if found := _BASHS_WORDS.search(run.ran.said):
+        file, line, said, source = found.groups()
+        where = f"line {line}" if file == run.ran.main else f"{Path(file).name}, line {line}"
+        if source is None and file == run.ran.main and int(line) <= len(lines := text.splitlines()):
+            source = lines[int(line) - 1]
+        source = (source or "").strip()[:200]
+        if re.search(r"=\s*<[^<>]+>", source):
+            raise UserError(f"{where}: a value that is to be filled in: {source}. Write it in its place.")
+        raise UserError(f"{where}: bash says: {said.strip()}" + f", in: {source}" * bool(source))
+    if run.ran.over:
+        asks = ", ".join(rounds.marks.of(key).written for key in run.commands[-3:])
+        known = f" What is not known: {asks}." if asks else ""
+        raise UserError(f"a loop that does not end, or more than a script needs (line {run.ran.last_line}).{known}")
 
 
-def _same(one: Launch, other: Launch) -> bool:
-    return (one.flags, str(one.program)) == (other.flags, str(other.program))
+def _note_given(found: ScriptReading, rounds: Rounds, run: Reading, given: Mapping[str, str]) -> None:
+    """Which --set has no effect."""
+    whole = "\n".join(run.texts)
+    found.names = set(re.findall(r"\$\{?[!#]?(\w+)", whole))
+    words = set(re.findall(r"\w+", whole))
+    all_arguments = re.search(r"\$[@*#]|\$\{[@*#]|\bshift\b|\bgetopts\b", whole)
+    calls = [rounds.marks.of(key).written for key in (*run.commands, *run.contents)]
+    for name, value in given.items():
+        if name.isdigit():
+            read = name in found.names or all_arguments is not None
+        elif name.isidentifier():
+            read = name in words
+            for step in run.ran.steps:
+                assigned = re.match(rf"(?:(?:export|readonly|declare) (?:-\w+ )*)?{name}=(.*)", step.text, re.DOTALL)
+                if assigned and " ".join(_words(assigned[1])) != value:
+                    found.overwritten[name] = step.line
+        else:
+            read = any(same_call(name, each) for each in calls)
+        if not read:
+            found.not_read.append(name)
+
+
+def _words(text: str) -> list[str]:
+    """Words of a trace, without their quotes."""
+    try:
+        return " ".join(shlex.split(text.strip("()"))).split()
+    except ValueError:
+        return text.split()

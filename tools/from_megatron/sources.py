@@ -17,7 +17,7 @@ from tools.from_megatron.flagscale import is_flagscale, read_flagscale
 from tools.from_megatron.foreign import refusal
 from tools.from_megatron.functional_test import is_functional_test, script_of
 from tools.from_megatron.script import ScriptReading, read_script
-from tools.from_megatron.shell.starting import Launch
+from tools.from_megatron.shell.programs import Launch, launch_at
 from tools.from_megatron.unknown import ScriptWord
 from tools.from_megatron.yaml_text import YamlValue, plain, read_yaml
 
@@ -37,6 +37,8 @@ class Source:
     """The words of the command, for the one to type next."""
     shape: str = ""
     """The named shape that it changes, where it does not say the model itself."""
+    words: Sequence[str] = ()
+    """Of a command that is given as it is; then there is no text."""
 
 
 @dataclass(slots=True)
@@ -62,6 +64,8 @@ class SourceReading:
 
 def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
     """The command that starts the training. given: what --set says. Raises UserError where there is none."""
+    if source.words:
+        return SourceReading(_command(source.words))
     again: list[str] = []
     yaml = _yaml(source, again)
     if yaml is not None and is_functional_test(yaml):
@@ -107,6 +111,14 @@ def _script(source: Source, given: Mapping[str, str]) -> SourceReading:
     if script.ends_at is not None and any(map(str.strip, lines[script.ends_at :])):
         said += f" With these values it ends at line {script.ends_at}: {lines[script.ends_at - 1].strip()[:80]}"
     raise UserError(" ".join([said, *script.other_tasks[:3], *script.not_followed[:3], *script.within_words[:3]]))
+
+
+def _command(words: Sequence[str]) -> Launch:
+    """A command's words. Raises UserError where it starts no Megatron-LM."""
+    words = ["pretrain_gpt.py", *words] if words[0].startswith("--") else words
+    if (at := launch_at(words, starts_megatron)) is None:
+        raise UserError("expected flags of Megatron-LM's, or a command that starts a .py file with them.")
+    return Launch(list(words[:at]), words[at], list(words[at + 1 :]), 0, {})
 
 
 def starts_megatron(words: Sequence[ScriptWord]) -> bool:

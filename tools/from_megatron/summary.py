@@ -8,8 +8,9 @@ from parallel.errors import UserError
 from tools.from_megatron.arguments import parse
 from tools.from_megatron.draft import Draft
 from tools.from_megatron.missing import how_to_give
-from tools.from_megatron.script import OtherAnswer, ScriptReading
-from tools.from_megatron.shell.starting import Launch
+from tools.from_megatron.script import ScriptReading
+from tools.from_megatron.shell.others import OtherAnswer
+from tools.from_megatron.shell.programs import Launch
 from tools.from_megatron.unknown import ScriptWord, joined
 
 MOST_CHANGES = 6
@@ -64,8 +65,7 @@ def note_answers(draft: Draft, answers: Sequence[OtherAnswer], launch: Launch) -
     """Say which branches were guessed, and what the other way would change."""
     for answer in answers:
         question = answer.question
-        other = f"end in an error ({answer.error.rstrip('.')})"
-        changes = other if answer.launch is None else _changes(launch.flags, answer.launch.flags)
+        changes = _changes(launch.flags, answer.launch.flags)
         taken = "taken to hold" if question.taken else "taken not to hold"
         if question.because:
             names = ", ".join(f"${name}" for name in question.because)

@@ -1,13 +1,11 @@
-"""What only running a script would show: one character within a text of the shell, an ``OpenText`` outside of it."""
+"""Values that a script does not set: marks in what bash runs with, an ``OpenText`` outside of it."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from parallel.errors import UserError
-
-_FIRST, _LAST = 0xF0000, 0xFFFFD  # a private plane of Unicode, which no script needs
-_MARK = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
+MARK = re.compile(r"_42070(\d+)_")
+"""A name in arithmetic, a word elsewhere, the same in capitals and small letters (``shell/prelude.sh`` knows it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +19,6 @@ class Unknown:
     """What --set can give so that it is known; empty: nothing does."""
     assumed: str | None = None
     """What bash has for it where nothing is given: "" for a variable that is not set. None: that is not known."""
-    splits: bool = False
-    """Whether it may be several words, or none: it stands outside of quotes."""
     by_branch: bool = False
     """Whether the script sets it only in a branch that is not taken, for want of what ``sets`` can give."""
 
@@ -42,80 +38,39 @@ type ScriptWord = str | OpenText
 """A word as a program would receive it."""
 
 
-class UnknownValues:
-    """The unknown values of one reading: each is a character of its own, which no operation can cut into parts."""
+class Marks:
+    """The unknown values of one script, and the text that stands for each while bash runs."""
 
     def __init__(self) -> None:
-        self._all: list[Unknown] = []
-        self._marks: dict[Unknown, str] = {}
+        self._all: dict[str, Unknown] = {}
 
-    def mark(self, unknown: Unknown) -> str:
-        """The character that stands for it; equal ones have the same. Raises UserError for very many."""
-        if unknown not in self._marks:
-            if len(self._all) > _LAST - _FIRST:
-                raise UserError(f"line {unknown.line}: more than {len(self._all):,} unknown values.")
-            self._marks[unknown] = chr(_FIRST + len(self._all))
-            self._all.append(unknown)
-        number = ord(self._marks[unknown]) - _FIRST
-        if not self._all[number].line:
-            self._all[number] = unknown
-        return self._marks[unknown]
+    def mark(self, unknown: Unknown, key: str = "") -> str:
+        """The text that stands for it, which is the same for all of a key (by default, as it is written)."""
+        key = key or unknown.written
+        self._all.setdefault(key, unknown)
+        return f"_42070{list(self._all).index(key)}_"
+
+    def of(self, key: str) -> Unknown:
+        """The value of a key."""
+        return self._all[key]
+
+    def replace(self, key: str, unknown: Unknown) -> None:
+        """Say something else of it."""
+        self._all[key] = unknown
 
     def found(self, text: str) -> list[Unknown]:
         """Those in a text, in order."""
-        return [self._all[ord(mark) - _FIRST] for mark in _MARK.findall(text)]
+        everything = list(self._all.values())
+        return [everything[int(number)] for number in MARK.findall(text) if int(number) < len(everything)]
 
-    def assumed(self, text: str) -> str:
-        """The text as bash would have it, where that is known; marks of what is not stay."""
-        return _MARK.sub(lambda mark: self._assumed(mark[0]), text)
-
-    def without_branches(self, text: str) -> str:
-        """The text with what is empty so left out; where nothing else is in it, it may be worth asking for."""
-        known = _MARK.sub(lambda mark: "" if self.found(mark[0])[0].by_branch else mark[0], text)
-        return known or text[:1]
-
-    def splitting(self, text: str) -> str:
-        """The text with unknown parts that may be several words, or none."""
-        return _MARK.sub(lambda mark: self.mark(replace(self.found(mark[0])[0], splits=True)), text)
-
-    def plain(self, text: str) -> str:
-        """The text as one word."""
-        return _MARK.sub(lambda mark: self.mark(replace(self.found(mark[0])[0], splits=False)), text)
-
-    def splits(self, text: str) -> bool:
-        """Whether it may be several words, or none."""
-        return any(unknown.splits for unknown in self.found(text))
+    def readable(self, text: str) -> str:
+        """As it stands in the script."""
+        return MARK.sub(lambda mark: "".join(each.written for each in self.found(mark[0])), text)
 
     def word(self, text: str) -> ScriptWord:
         """The text for whoever is not the shell."""
         unknowns = self.found(text)
-        if not unknowns:
-            return text
-        return OpenText(_MARK.sub(lambda mark: self.found(mark[0])[0].written, text), tuple(unknowns))
-
-    def readable(self, text: str) -> str:
-        """As it stands in the script."""
-        return str(self.word(text))
-
-    def _assumed(self, mark: str) -> str:
-        assumed = self._all[ord(mark) - _FIRST].assumed
-        return mark if assumed is None else assumed
-
-
-def has_unknown(text: str) -> bool:
-    """Whether a text of the shell has an unknown part."""
-    return _MARK.search(text) is not None
-
-
-def without_marks(text: str) -> str:
-    """What is known of a text; also what a script may hold, where somebody put such characters into it."""
-    return _MARK.sub("", text)
-
-
-def head_and_tail(text: str) -> tuple[str, str]:
-    """What stands before the first unknown part, and behind the last one."""
-    parts = _MARK.split(text)
-    return parts[0], parts[-1]
+        return OpenText(self.readable(text), tuple(unknowns)) if unknowns else text
 
 
 def joined(words: Sequence[ScriptWord]) -> str:

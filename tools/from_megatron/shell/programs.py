@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tools.from_megatron.unknown import has_unknown, without_marks
+from tools.from_megatron.unknown import MARK, ScriptWord
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _SCRIPT = re.compile(r".*\.(sh|bash|slurm|sbatch|job|slrm|submit|sub)", re.DOTALL)
@@ -38,6 +38,27 @@ SLURM_VARIABLES = {
     "--job-name": ("SLURM_JOB_NAME",),
 }
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+(.+)$", re.MULTILINE)
+
+
+SILENT = frozenset(
+    "mkdir touch rm cp mv ln chmod chown sleep disown complete bind stty clear tput logger sync truncate module ml"
+    " conda kill spack mount umount".split()
+)
+"""Programs that print nothing which a script goes on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command that starts a program with flags of Megatron's."""
+
+    launcher: list[ScriptWord]
+    """What stands before the program: srun, torchrun and their options."""
+    program: ScriptWord
+    flags: list[ScriptWord]
+    """What stands behind it."""
+    line: int
+    slurm: dict[str, str]
+    """Variables that SLURM would set, from #SBATCH lines and sbatch's flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +199,6 @@ def launch_at(words: Sequence[str], starts_megatron: Callable[[Sequence[str]], b
         named = word.endswith(".py") or (before == "-m" and not word.startswith(_LAUNCHERS))
         if named and starts_megatron(words[at + 1 :]):
             return at
-        if unknown is None and has_unknown(word) and not before.startswith("-") and not without_marks(word):
+        if unknown is None and MARK.fullmatch(word) and not before.startswith("-"):
             unknown = at if words[at + 1].startswith("--") and starts_megatron(words[at + 1 :]) else None
     return unknown
