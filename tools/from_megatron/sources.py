@@ -4,6 +4,7 @@ Megatron-Bridge's; or a file of another program, which is refused by name."""
 import dataclasses
 import difflib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from tools.from_megatron.flagscale import is_flagscale, read_flagscale
 from tools.from_megatron.foreign import refusal
 from tools.from_megatron.functional_test import is_functional_test, script_of
 from tools.from_megatron.script import ScriptReading, read_script
-from tools.from_megatron.shell.programs import Launch, launch_at
+from tools.from_megatron.shell.programs import Launch, launch_at, trains_nothing
 from tools.from_megatron.unknown import ScriptWord
 from tools.from_megatron.yaml_text import YamlValue, plain, read_yaml
 
@@ -99,6 +100,8 @@ def _script(source: Source, given: Mapping[str, str]) -> SourceReading:
     text = source.text
     if text.lstrip().startswith("--"):
         text = "pretrain_gpt.py " + text.lstrip().replace("\\\n", " ").replace("\n", " ")
+    if (plain := _plain_command(text)) is not None:
+        return SourceReading(plain, ScriptReading(not_read=list(given)))
     script = read_script(text, starts_megatron, given, source.path)
     if script.launches:
         return SourceReading(script.launches[0], script)
@@ -111,6 +114,18 @@ def _script(source: Source, given: Mapping[str, str]) -> SourceReading:
     if script.ends_at is not None and any(map(str.strip, lines[script.ends_at :])):
         said += f" With these values it ends at line {script.ends_at}: {lines[script.ends_at - 1].strip()[:80]}"
     raise UserError(" ".join([said, *script.other_tasks[:3], *script.not_followed[:3], *script.within_words[:3]]))
+
+
+def _plain_command(text: str) -> Launch | None:
+    """One command of words and quotes, which means the same without a shell; None for any other text."""
+    line = text.replace("\\\n", " ").strip()
+    if re.search(r"[^\w\s./:,+%@='\"-]", line) or "\n" in line or line.count("'") % 2 or line.count('"') % 2:
+        return None
+    words = shlex.split(line)
+    at = launch_at(words, starts_megatron)
+    if at is None or "=" in words[0] or trains_nothing(words[at]):
+        return None
+    return Launch(list(words[:at]), words[at], list(words[at + 1 :]), 1, {})
 
 
 def _command(words: Sequence[str]) -> Launch:

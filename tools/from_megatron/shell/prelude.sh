@@ -33,7 +33,8 @@ __nested() (
   __set=("${@:1:__count}")
   shift "$__count"
   for __each in $(builtin compgen -v); do
-    [[ $__kept == *" $__each "* || $__each == __* || ($__remote == 0 && ${!__each@a} == *x*) ]] || unset -v "$__each"
+    [[ $__kept == *" $__each "* || $__each == __* || ($__remote == 0 && ${!__each@a} == *x*) ]] ||
+      unset -v "$__each" 2>/dev/null || :
   done
   for __each in "${__set[@]}"; do builtin export "$__each"; done
   BASH_ARGV0=$__name

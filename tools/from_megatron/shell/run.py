@@ -22,8 +22,6 @@ SECONDS, CPU_SECONDS = 30.0, 3
 """Of one run; of each of its processes."""
 _PRELUDE = Path(__file__).with_name("prelude.sh")
 _TRACE, _MOST_OUTPUT = 251, 8 << 20
-_ADOPT = 36
-"""prctl(2): processes whose parents have ended become this one's, which waits for them."""
 _LIMITS = {
     resource.RLIMIT_FSIZE: 4 << 20, resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: CPU_SECONDS,
     resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: 256,
@@ -131,6 +129,7 @@ def run(setting: Setting, answer: Callable[[list[str], bool, Callable[[str], str
         with contextlib.suppress(ChildProcessError):
             while True:  # those whose parents have ended, which are this process's now
                 os.waitpid(-process, 0)
+        _adopt(False)
         ran.said += "".join(text for text in world.texts() if "unbound variable" in text)
         world.close()
         for end in (listener.descriptor, errors[0], trace[0]):
@@ -158,7 +157,7 @@ def _started(words: list[str], folder: str, given: int, said: int, traced: int) 
     program = next((path for path in ("/bin/bash", "/usr/bin/bash") if Path(path).exists()), None)
     if program is None:
         raise UserError("bash is not on this machine, which reads scripts. Give the arguments with --arguments FILE.")
-    ctypes.CDLL(None).prctl(_ADOPT, 1, 0, 0, 0)
+    _adopt(True)
     process = os.fork()
     if not process:
         try:
@@ -210,6 +209,11 @@ def _become(words: list[str], folder: str, program: str, ends: tuple[int, int, i
     os.write(told, f"{listener}\n".encode())
     os.read(wait, 1)  # until the listener has been fetched: it closes when bash starts
     start(words, {"BASH_ENV": f"{MAGIC}prelude", "LC_CTYPE": "C.UTF-8"})
+
+
+def _adopt(whether: bool) -> None:
+    """Whether processes whose parents have ended become this one's, which waits for them (PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None).prctl(36, int(whether), 0, 0, 0)
 
 
 def _moved(file: int, to: int) -> int:
