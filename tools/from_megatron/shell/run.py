@@ -91,7 +91,7 @@ def run(setting: Setting, answer: Callable[[list[str], bool, Callable[[str], str
         marked: Callable[[str, int], str], here: str, seconds: float = SECONDS) -> Ran:  # fmt: skip
     """Run a script. answer: to the words of a program that it would start; see ``prelude.sh``. marked: a file's content
     that is not known. here: what its working folder is called. Raises UserError where no such process can be made."""
-    home = None if setting.path is None else setting.path.parent
+    home = setting.path.parent if setting.path is not None and setting.path.parent.is_dir() else None
     name = "script" if setting.path is None else str(setting.path)
     files, ran = dict[str, str](), Ran()
 
@@ -110,7 +110,7 @@ def run(setting: Setting, answer: Callable[[list[str], bool, Callable[[str], str
         return marked(file, ran.steps[-1].line if ran.steps else 0)
 
     files["prelude"] = _prelude(setting, here)
-    content = {(name if home else f"/{name}"): setting.text}
+    content = {(f"/{name}" if setting.path is None else name): setting.text}
     world = World(home, content, setting.there, text, lambda: ran.steps[-1].text if ran.steps else "", unknown, here)
     errors, trace, given = os.pipe(), os.pipe(), os.pipe()
     os.write(given[1], f"{unknown('')}\n".encode())
