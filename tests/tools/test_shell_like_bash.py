@@ -50,11 +50,9 @@ def test_snippets(folder: Path) -> None:
         "RUN ~/x ~root/y",
         "RUN $RANDOM $$ $PPID $SECONDS",
         "A=$(cat file); case $A in x) B=1;; *) B=2;; esac; RUN $B",
-        "[ $(wc -l < f) -gt 3 ] && A=1; RUN [$A]",
         "X=$(cat f); RUN ${#X} ${X:0:2} ${X^^} ${X//a/b}",
         "read -p 'Go? ' X; RUN $X",
         "X=$(python3 -c 'print(3)'); RUN $((X * 2))",
-        "[[ aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa! =~ ^(a+)+$ ]] && A=1; RUN [$A]",
         "[[ $(cat f) == @(x|y) ]] && A=1; RUN [$A]",
     ],
 )

@@ -163,7 +163,7 @@ def compared_words(asked: Sequence[OpenQuestion], text: str) -> list[tuple[OpenQ
             rest = "\n".join(text.splitlines()[max(question.line - 1, 0) :]).partition("esac")[0]
             words = [word.strip() for pattern in _PATTERNS.findall(rest) for word in pattern.split("|")]
         else:
-            words = re.sub("[()]", " ", question.written).split()
+            words = re.sub("[()|@]", " ", question.written).split()
         for word in words:
             plain = word.strip("\"'").strip("*")
             if re.fullmatch(r"\d{1,9}", plain):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parallel.errors import UserError
+from parallel.untrusted import read_text
 from tools.from_megatron.shell.calls import Listener
 from tools.from_megatron.shell.seal import BASH, CannotSeal, seal, start
 from tools.from_megatron.shell.world import MAGIC, World
@@ -139,14 +140,14 @@ def run(setting: Setting, answer: Callable[[list[str], bool, Callable[[str], str
 
 
 def _prelude(setting: Setting, here: str) -> str:
-    lines = [_PRELUDE.read_text()]
+    lines = [read_text(_PRELUDE)]
+    lines += ["__kept=$(builtin compgen -v)", "__kept=\" ${__kept//$'\\n'/ } \""]
     lines += [f'function {name} {{ __ask {name} "$@"; }}' for name in sorted(setting.functions)]
     lines += [f"PWD={here} OLDPWD={here} __here={here}"]
     lines += [f"unset -v {name}; export {name}={shlex.quote(value)}" for name, value in setting.variables.items()]
     lines += [f"{name}=" for name in sorted(setting.empty)]
     lines += ["shopt -s nullglob"] * setting.no_files
     strict = "-u" if setting.strict else "+u"
-    lines += ["__kept=$(builtin compgen -v)", "__kept=\" ${__kept//$'\\n'/ } \""]
     lines += [f"builtin read -r __begun < {MAGIC}begin", f"set -T; set -x; trap 'set {strict} -x' DEBUG"]
     return "\n".join(lines) + "\n"
 

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from parallel.untrusted import InputError, read_text
 from tools.from_megatron.shell.calls import FILE, FOLDER, Call, Listener
 
 MAGIC = "/@/"
@@ -22,7 +23,7 @@ FOLDERS = ("/usr/bin", "/bin")
 _SYSTEM = ("/usr/lib", "/lib", "/usr/share/locale", "/usr/share/awk", "/etc/ld.so")
 _OF_PROCESS = re.compile(r"/dev/(null|fd/\d+|std(?:in|out|err))|/proc/self/fd/\d+")
 _NOT_KNOWN_HERE = ("/etc/passwd", "/etc/nsswitch.conf", "/etc/localtime", "/etc/inputrc")
-MOST_FILES, MOST_FORKS = 64, 4000
+MOST_FILES, MOST_FORKS, MOST_BYTES = 64, 4000, 1 << 20
 
 
 class World:
@@ -89,7 +90,10 @@ class World:
         if full in self.written:
             return _whole(self.written[full]).decode(errors="replace")
         real = self._beside(path, full)
-        return None if real is None or not real.is_file() else real.read_text(errors="replace")
+        try:
+            return None if real is None or not real.is_file() else read_text(real, MOST_BYTES)
+        except (OSError, InputError):
+            return None
 
     def _full(self, path: str) -> str:
         """The path from the root; what the script takes for its working folder is its own."""
