@@ -41,7 +41,6 @@ def test_snippets(folder: Path) -> None:
         "RUN ${X/o/0}",  # X may come from outside
         "RUN $(date +%s) a",
         "RUN --a $(ls)",
-        "for f in $(ls); do N=$((N+1)); done; RUN $N",
         "A=($(ls) b); RUN ${A[1]} ${#A[@]}",
         "set -- $(ls) b; RUN $2 $#",
         "A=(0 $X); RUN ${!A[@]} ${A[-1]} ${A[@]:1:1}",
