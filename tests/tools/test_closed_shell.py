@@ -252,7 +252,7 @@ def test_the_kernel_refuses_what_bash_does_not_ask_for() -> None:
     if not child:
         try:
             done = []
-            os.close(seal.seal())  # nobody answers: what would be asked for fails
+            os.close(seal.seal())  # without answers, what would be asked for fails
             for name, call in FORBIDDEN.items():
                 with contextlib.suppress(OSError):
                     call()

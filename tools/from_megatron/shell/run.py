@@ -154,7 +154,7 @@ def _prelude(setting: Setting, here: str) -> str:
 
 def _started(words: list[str], folder: str, given: int, said: int, traced: int) -> tuple[int, Listener]:
     """A sealed process that becomes bash, and where its calls arrive. Raises UserError."""
-    (tell, told), (wait, go) = os.pipe(), os.pipe()
+    (reports, reported), (wait, go) = os.pipe(), os.pipe()
     program = next((path for path in ("/bin/bash", "/usr/bin/bash") if Path(path).exists()), None)
     if program is None:
         raise UserError("bash is not on this machine, which reads scripts. Give the arguments with --arguments FILE.")
@@ -163,12 +163,12 @@ def _started(words: list[str], folder: str, given: int, said: int, traced: int) 
     if not process:
         try:
             os.close(go)
-            _become(words, folder, program, (given, said, traced, told, wait))
+            _become(words, folder, program, (given, said, traced, reported, wait))
         finally:
             os._exit(126)
-    os.close(told)
+    os.close(reported)
     os.close(wait)
-    with os.fdopen(tell, "rb") as lines, os.fdopen(go, "wb"):
+    with os.fdopen(reports, "rb") as lines, os.fdopen(go, "wb"):
         number = lines.readline().decode(errors="replace").strip()
         try:
             if not number.isdigit():
@@ -186,7 +186,7 @@ def _started(words: list[str], folder: str, given: int, said: int, traced: int) 
 
 def _become(words: list[str], folder: str, program: str, ends: tuple[int, int, int, int, int]) -> None:
     """In the child: limits, descriptors, the seal, bash."""
-    given, said, traced, told, wait = ends
+    given, said, traced, reported, wait = ends
     os.setsid()
     os.chdir(folder)
     for limit, most in _LIMITS.items():
@@ -194,7 +194,7 @@ def _become(words: list[str], folder: str, program: str, ends: tuple[int, int, i
         least = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (least, least))
     nothing = os.open("/dev/null", os.O_RDWR)
-    told, wait = _moved(told, 249), _moved(wait, 248)
+    reported, wait = _moved(reported, 249), _moved(wait, 248)
     os.dup2(os.open(program, os.O_RDONLY), BASH, inheritable=False)
     os.dup2(traced, _TRACE)
     for wanted, number in ((given, 0), (said, 2)):
@@ -205,9 +205,9 @@ def _become(words: list[str], folder: str, program: str, ends: tuple[int, int, i
     try:
         listener = seal()
     except CannotSeal as error:
-        os.write(told, str(error).encode())
+        os.write(reported, str(error).encode())
         return
-    os.write(told, f"{listener}\n".encode())
+    os.write(reported, f"{listener}\n".encode())
     os.read(wait, 1)  # until the listener has been fetched: it closes when bash starts
     start(words, {"BASH_ENV": f"{MAGIC}prelude", "LC_CTYPE": "C.UTF-8"})
 
