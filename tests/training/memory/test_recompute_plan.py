@@ -143,7 +143,7 @@ def test_attention_and_mlp_of_a_parallel_residual_recompute_as_one() -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ("--train.recompute 70GiB", 'expected a budget, such as "auto:70GiB", found "70GiB"'),
+        ("--train.recompute 70GiB", 'or "auto:70GiB" (modules'),
         ("--train.recompute auto:70", 'found "auto:70"'),
         ("--train.recompute auto:70GiB --train.cpu_offloading_num_layers 2", "train.cpu_offloading_num_layers changes"),
         ("--train.recompute auto:70GiB --train.compile True", "train.compile changes"),
