@@ -61,6 +61,7 @@ def _put_in(fault: Fault, rank: int) -> None:
     from training import forward_backward, prepare, train
     from training.checkpoint import callback
     from training.evaluation import validation
+    from training.run_dir import run_files
 
     if fault.pace_s:
         _before(train, "one_step", lambda *_: time.sleep(fault.pace_s))
@@ -69,9 +70,9 @@ def _put_in(fault: Fault, rank: int) -> None:
     if fault.act == "nan":
         _in_a_microbatch(train, forward_backward, fault)
     elif fault.act == "slow":
-        _before(train, "one_step", lambda *given: _slow_down(given[1]))
+        _before(train, "one_step", lambda parts, *_: _slow_down(parts.chunks))
     elif fault.act == "desync":
-        _before(train, "one_step", lambda *given: _change_weight(given[1], _due(given, fault)))
+        _before(train, "one_step", lambda *given: _change_weight(given[0].chunks, _due(given, fault)))
     elif fault.place == "data":
         _before(prepare, "prepare", lambda *_: _happen(fault))
     elif fault.place == "step":
@@ -83,7 +84,7 @@ def _put_in(fault: Fault, rank: int) -> None:
             callback.SaveCallback, "_hand_over", lambda *given: _happen(fault, given[1].iteration == fault.iteration)
         )
     else:
-        _before(train, "finish", lambda *_: _happen(fault))
+        _before(run_files, "mark", lambda *_: _happen(fault))
 
 
 def _before(owner: Any, name: str, first: Callable[..., object]) -> None:
@@ -99,7 +100,7 @@ def _before(owner: Any, name: str, first: Callable[..., object]) -> None:
 
 def _due(given: tuple[Any, ...], fault: Fault) -> bool:
     """Whether these arguments of ``train.one_step`` are of the iteration before which the fault comes."""
-    return bool(given[5].iteration + 1 == fault.iteration)
+    return bool(given[2].iteration + 1 == fault.iteration)
 
 
 def _happen(fault: Fault, due: bool = True) -> None:
