@@ -100,7 +100,7 @@ def test_what_is_derived_from_a_recipe_has_none_of_its_number_formats() -> None:
     precision = PrecisionConfig(
         fp8="hybrid", first_last_layers_bf16=True, fp8_param_gather=True, fp8_shadow="warn:5", fp8_recipe="tensorwise"
     )
-    asked = KernelsConfig(cuda_graph_impl="local", gradient_accumulation_fusion="on")
+    asked = KernelsConfig(cuda_graph_impl="local")
     base = dataclasses.replace(parse.load(RECIPE), precision=precision, kernels=asked)
     assert shrink(base).problems(1) == []
     question = PlanRequest(

@@ -210,7 +210,7 @@ def test_recomputation_changes_nothing_with_dropout_on(prepared: Prepared, tmp_p
         assert losses(train(prepared, configuration(tmp_path / name, *flags, *recompute), 4)) == kept, name
 
 
-DEEPSEEK_PARTS = ("core_attn", "mlp", "moe", "shared_experts")  # the others need Transformer Engine
+DEEPSEEK_PARTS = "selective:core_attn,mlp,moe,shared_experts"  # the others need Transformer Engine
 
 
 def test_recomputation_of_experts_latents_and_depths_changes_nothing(prepared: Prepared, tmp_path: Path) -> None:
@@ -218,9 +218,8 @@ def test_recomputation_of_experts_latents_and_depths_changes_nothing(prepared: P
     shape = ("--model.shape", "deepseek_v3_tiny", "--model.hidden_dropout", "0.1", "--train.train_iters", "2")
     flags = (*shape, "--parallel.pipeline_model_parallel_size", "2")
     kept = losses(train(prepared, configuration(tmp_path / "kept", *flags), 2))
-    for name, recompute in RECOMPUTE.items():
-        parts = DEEPSEEK_PARTS if name == "selective" else ()
-        assert losses(train(prepared, configuration(tmp_path / name, *flags, *recompute, *parts), 2)) == kept, name
+    for name, recompute in (RECOMPUTE | {"selective": ("--train.recompute", DEEPSEEK_PARTS)}).items():
+        assert losses(train(prepared, configuration(tmp_path / name, *flags, *recompute), 2)) == kept, name
 
 
 def test_dropout_does_something(prepared: Prepared, tmp_path: Path) -> None:
