@@ -52,6 +52,9 @@ class Declared:
     megatron: str = ""
     """megatron-core's field of the same value (None where 0 is none); ``SAME``: of the same name."""
     part: Part = "blocks"
+    megatron_lm: bool = True
+    """Megatron-LM core_r0.19.0 has an argument for it; off: a model in which it is not the default is not written for
+    Megatron-LM, which would make another one of its weights."""
 
 
 def declare(default: Any = dataclasses.MISSING, **about: Any) -> Any:
@@ -115,7 +118,7 @@ class ShapeFields:
     mlp_bias: bool = declare(False)
     """Biases in both linear layers of dense MLPs, whatever add_bias_linear says."""
 
-    norm_placement: NormPlacement = declare("pre")
+    norm_placement: NormPlacement = declare("pre", megatron_lm=False)
     """pre: attention and MLP read a normed stream; post: what they add to it is normed (OLMo-2); both (Gemma-2)."""
 
     layernorm_zero_centered_gamma: bool = same(False)
@@ -124,28 +127,28 @@ class ShapeFields:
     qk_layernorm: bool = same(False)
     """Normalise each head's queries and keys."""
 
-    qk_layernorm_full_width: bool = declare(False)
+    qk_layernorm_full_width: bool = declare(False, megatron_lm=False)
     """With qk_layernorm: one norm over the queries of all heads, one over the keys of all groups (OLMo-2)."""
 
-    clip_qkv: float = declare(0.0, span=FACTOR, zero_is_none=True)
+    clip_qkv: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False)
     """Queries, keys and values, behind their norms, are at most this, and at least minus this (OLMoE). 0: they stay."""
 
-    parallel_residual: bool = declare(False)
+    parallel_residual: bool = declare(False, megatron_lm=False)
     """Attention and MLP of a block read the same stream, each through its own norm (GPT-NeoX)."""
 
-    residual_multiplier: float = declare(1.0, span=FACTOR)
+    residual_multiplier: float = declare(1.0, span=FACTOR, megatron_lm=False)
     """What attention and MLP add to the residual stream is multiplied by this (Granite)."""
 
-    embedding_multiplier: float = declare(1.0, span=FACTOR)
+    embedding_multiplier: float = declare(1.0, span=FACTOR, megatron_lm=False)
     """Word embeddings are multiplied by this (Granite; Gemma by sqrt(hidden_size))."""
 
-    logits_scaling: float = declare(1.0, span=FACTOR)
+    logits_scaling: float = declare(1.0, span=FACTOR, megatron_lm=False)
     """Logits are divided by this (Granite)."""
 
-    final_logit_softcapping: float = declare(0.0, span=FACTOR, zero_is_none=True)
+    final_logit_softcapping: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False)
     """Logits become cap x tanh(logits / cap) (Gemma-2, arXiv:2408.00118). 0: they stay."""
 
-    attn_logit_softcapping: float = declare(0.0, span=FACTOR, zero_is_none=True)
+    attn_logit_softcapping: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False)
     """Attention's scores become cap x tanh(scores / cap) (Gemma-2). 0: they stay."""
 
     softmax_scale: float = same(0.0, span=FACTOR, zero_is_none=True)
@@ -167,7 +170,7 @@ class ShapeFields:
     rotary_base: float = of_latent(10_000, span=FROM_ONE, common=True)
     """RoPE's base: the longest wavelength is about 2 pi times this many tokens."""
 
-    rotary_base_local: float = declare(0, span=FROM_ONE, zero_is_none=True)
+    rotary_base_local: float = declare(0, span=FROM_ONE, zero_is_none=True, megatron_lm=False)
     """RoPE's base in windowed blocks, which rope_scaling then leaves as they are (Gemma-3, OLMo-3). 0: as elsewhere."""
 
     rotary_interleaved: bool = same(False)
@@ -228,10 +231,10 @@ class ShapeFields:
     window_attn_skip_freq: str = declare("0")
     """Blocks that see everything in spite of window_size: "N" (every N-th; "0": none) or a list with 1 for windowed."""
 
-    attention_chunk_size: int = declare(0, span=TOKENS, zero_is_none=True)
+    attention_chunk_size: int = declare(0, span=TOKENS, zero_is_none=True, megatron_lm=False)
     """Blocks with RoPE see their own chunk of so many tokens only (Llama-4). 0: all before it."""
 
-    attn_scale: float = declare(0.0, span=FACTOR, zero_is_none=True)
+    attn_scale: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False)
     """In blocks without RoPE, queries at position p are multiplied by 1 + this x ln(1 + floor((p + 1) / floor_scale))
     (Llama-4, arXiv:2501.19399). 0: they stay."""
 
@@ -259,7 +262,7 @@ class ShapeFields:
     v_head_dim: int = of_latent(128, span=WIDTH)
     """MLA: channels of a head's values."""
 
-    latent_norm_epsilon: float = declare(0.0, span=EPSILON, zero_is_none=True)
+    latent_norm_epsilon: float = declare(0.0, span=EPSILON, zero_is_none=True, megatron_lm=False)
     """MLA: norm_epsilon of the norms of latents. 0: norm_epsilon."""
 
     num_moe_experts: int = of_experts(0, span=EXPERTS, zero_is_none=True, common=True)

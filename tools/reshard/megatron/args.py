@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.costs.flops import flops_per_token
+from models.shape_fields import declared
 from models.shapes import GPTShape
 from models.sublayers import hybrid_layer_pattern, num_sublayers
 from parallel.stages import layers_per_chunk
@@ -38,13 +39,6 @@ _WHERE_SET = (
     "moe_apply_probs_on_input",
 )  # fmt: skip
 """Likewise; said only where they are not what every other model has."""
-
-_NOT_MEGATRONS = (
-    "latent_norm_epsilon", "attention_chunk_size", "attn_scale", "norm_placement", "qk_layernorm_full_width",
-    "parallel_residual", "residual_multiplier", "embedding_multiplier", "logits_scaling", "final_logit_softcapping",
-    "attn_logit_softcapping", "rotary_base_local",
-)  # fmt: skip
-"""Fields of a model for which Megatron-LM core_r0.19.0 has no argument."""
 
 _OF_EXPERTS = (
     "moe_layer_freq", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_score_function",
@@ -107,7 +101,7 @@ def arguments(
 def problems(shape: GPTShape) -> list[str]:
     """What of a model Megatron-LM has no argument for: it would load these weights into another model."""
     usual = {field.name: field.default for field in dataclasses.fields(GPTShape)}
-    names = [name for name in _NOT_MEGATRONS if getattr(shape, name) != usual[name]]
+    names = [name for name, about in declared() if not about.megatron_lm and getattr(shape, name) != usual[name]]
     found = [f"model.{name} = {getattr(shape, name)!r}" for name in names]
     if shape.num_moe_experts and shape.moe_router_enable_expert_bias and shape.moe_router_score_function == "softmax":
         found.append("model.moe_router_enable_expert_bias with softmax scores")
