@@ -109,6 +109,8 @@ def _own_grouped_bytes(columns: MemoryColumns) -> Column:
     copies = (4 + width) * model.attention_dropout * model.query_width
     split = turned * (model.query_width + model.kv_width) + alone * (copies + SOFTMAX_BYTES * model.heads)
     split = split + 2 * width * (columns.layout.cp - 1) * model.kv_width  # the other context ranks' keys and values
+    clipped = width * (model.query_width + (1 + model.query_norms) * model.kv_width)  # as traces have it (2026-11-28)
+    split = split + model.clipped * clipped
     return tokens(columns) * (split / columns.layout.tp + 4 * width * model.rotary * model.head_dim)
 
 

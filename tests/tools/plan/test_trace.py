@@ -162,6 +162,15 @@ def test_capped_scores_are_counted_once_with_dropout(tmp_path: Path) -> None:
     assert command.by_formula(asked, layout, 0) == pytest.approx(traced_bytes, rel=0.2)
 
 
+@pytest.mark.parametrize("model", ["qwen3_8b", "llama32_1b"])
+def test_clipped_queries_are_kept_as_they_were(tmp_path: Path, model: str) -> None:
+    """With norms of queries and without; 3 to 4 % of all."""
+    asked = question(model, BIG, 2048)
+    asked = dataclasses.replace(asked, model=dataclasses.replace(asked.model, clip_qkv=8.0))
+    traced_bytes = traced(tmp_path, asked, BIG, 0)["activations"]
+    assert command.by_formula(asked, BIG, 0) == pytest.approx(traced_bytes, rel=0.01)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("piece", [1024, 256])
 def test_so_are_losses_in_pieces(tmp_path: Path, precision: str, piece: int) -> None:
