@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.supervise import attempts
 from training.watchdog.process import lives
 from waiting import until
 
@@ -140,6 +141,15 @@ def test_a_signal_ends_it_for_good(
     assert (tmp_path / "run/started").read_text() == "x"
     assert (tmp_path / "run/heard").read_text() == f"{signal.SIGTERM.value}\n"
     assert not lives(int((tmp_path / "run/pid").read_text()), None)
+    assert [one.attempt.exit_code for one in attempts.read(tmp_path / "run")[0]] == [75]
+
+
+def test_an_old_marker_is_not_the_first_attempts(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    """A finished run that is made longer, and whose first attempt dies before it takes the marker away."""
+    (tmp_path / "run/done").write_text("")
+    supervisor = start("1", "done")
+    _, said = supervisor.communicate(timeout=120)
+    assert (supervisor.returncode, (tmp_path / "run/started").read_text()) == (0, "xx"), said
 
 
 def test_usr2_reaches_who_hears_it_and_the_run_goes_on(

@@ -119,6 +119,20 @@ def test_a_marker_counts_once(ended: Ask, tmp_path: Path) -> None:
     assert ended(143)[1].startswith("ended by SIGTERM; 2 failures")
 
 
+def test_what_lay_there_before_the_attempt_is_not_its_own(ended: Ask, tmp_path: Path) -> None:
+    """Of an earlier run that nothing has recorded, and of another host's loop, which was first to note this attempt."""
+    commit(tmp_path / "run", 10)
+    for name in ("done", "requeue"):
+        (tmp_path / "run" / name).write_text("10\n")
+    before = ("--before", str(tmp_path / "before"))
+    assert decide.main(["--run_dir", str(tmp_path / "run"), *before]) == 0
+    assert ended(1, *before) == (0, "exit code 1 with a checkpoint of iteration 10; failure 1 of 2 without a new "
+                                    "checkpoint: started again\n")  # fmt: skip
+    commit(tmp_path / "run", 20)
+    assert "there is a new checkpoint" in ended(1, *before)[1]
+    assert "there is a new checkpoint" in ended(1, *before)[1]
+
+
 def test_verdicts_are_told_and_their_node_is_excluded(ended: Ask, tmp_path: Path) -> None:
     verdict, exclude = tmp_path / "run/watch/start-a/verdict.json", tmp_path / "exclude"
     verdict.parent.mkdir(parents=True)

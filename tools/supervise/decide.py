@@ -1,6 +1,7 @@
 """Whether to start a run again after an attempt ended, and one line why: pretrain.sbatch and loop.sh ask this.
 
     python -m tools.supervise.decide --run_dir DIR --exit_code N [--max_attempts 5] [--bad_node NAME ...]
+    python -m tools.supervise.decide --run_dir DIR --before FILE    (before an attempt; the same behind it, with N)
 
 The marker `done`: no. Exit code 2, bad input: never. Exit code 75 or the marker `requeue`, stopped on request: yes,
 and no failure. All else is a failure: yes, until max_attempts of them in a row committed no checkpoint, or two in a
@@ -12,17 +13,19 @@ Exit code 0: start again. 1: do not. 2: usage.
 
 import contextlib
 import datetime
+import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tyro
 
 from parallel import command
-from parallel.errors import printable
+from parallel.errors import UserError, printable
 from parallel.flags import parse_flags
+from parallel.untrusted import InputError, read_json
 from tools.shared.written import check_file, is_list_of_nodes
 from tools.supervise import attempts, evidence, rule
 from tools.supervise.attempts import AttemptRecord
@@ -36,14 +39,18 @@ class Decide:
     run_dir: Path
     """The run's folder."""
 
-    exit_code: int
-    """Exit code of the command that ran the attempt."""
+    exit_code: int | None = None
+    """Exit code of the command that ran the attempt. None: there is an attempt to come, see --before."""
 
     max_attempts: int = 5
     """Give up after this many failures in a row without a new checkpoint."""
 
     bad_node: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """A node that was found bad in this attempt; once for each."""
+
+    before: Path | None = None
+    """What lay in the run's folder before the attempt: written without --exit_code, else read. Without it, or where it
+    cannot be read: what the last attempt on record has left."""
 
     exclude_file: Path | None = None
     """Written with the nodes that the next attempt should do without, one a line: the bad ones of all attempts of
@@ -55,7 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = parse_flags(Decide, argv, "python -m tools.supervise.decide", __doc__)
     if job.exclude_file is not None:
         check_file(job.exclude_file, "--exclude_file", is_list_of_nodes, ("excluded_nodes.*",))
-    decision = settle(job, os.environ)
+    if job.exit_code is None:
+        if job.before is None:
+            raise UserError("python -m tools.supervise.decide: give --exit_code N, or --before FILE to write.")
+        job.before.write_text(json.dumps(asdict(evidence.left(job.run_dir))))
+        return 0
+    decision = settle(job, job.exit_code, os.environ)
     if job.exclude_file is not None:
         text = "".join(f"{node}\n" for node in decision.exclude)
         with contextlib.suppress(OSError):  # a hint; what decides is the exit code
@@ -64,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if decision.again else 1
 
 
-def settle(job: Decide, environ: Mapping[str, str]) -> Decision:
+def settle(job: Decide, exit_code: int, environ: Mapping[str, str]) -> Decision:
     """Decide by what lies in the run's folder, and remember it there.
 
     Where nothing can be remembered nothing is started again: a crash loop would have no end.
@@ -73,7 +85,7 @@ def settle(job: Decide, environ: Mapping[str, str]) -> Decision:
     try:
         records, damaged = attempts.read(job.run_dir)
         own = attempts.of_job(records, name)
-        attempt, markers = _attempt(job, own or records)
+        attempt, markers = _attempt(job, exit_code, own or records)
         decision = rule.decide(attempt, [record.attempt for record in own], job.max_attempts)
         # A verdict cannot tell a bad node from a bad program where there is only one.
         named = decision.exclude if environ.get("SLURM_JOB_NUM_NODES", "1") != "1" else ()
@@ -95,28 +107,31 @@ def settle(job: Decide, environ: Mapping[str, str]) -> Decision:
         )
     except OSError as error:
         path = job.run_dir / attempts.ATTEMPTS
-        why = f"{rule.how(job.exit_code)}; attempts cannot be counted in {path} ({error.strerror}): not started again"
-        return Decision(again=False, why=why, exit_code=job.exit_code, exclude=job.bad_node)
+        why = f"{rule.how(exit_code)}; attempts cannot be counted in {path} ({error.strerror}): not started again"
+        return Decision(again=False, why=why, exit_code=exit_code, exclude=job.bad_node)
     return decision
 
 
-def _attempt(job: Decide, earlier: Sequence[AttemptRecord]) -> tuple[RunAttempt, dict[str, int]]:
-    """The attempt that just ended, by what has changed since the last one on record; and the markers that are there."""
-    run_dir, last = job.run_dir, earlier[-1] if earlier else None
-    markers = evidence.marker_times(run_dir)
-    new = evidence.fresh(markers, last.markers if last else {})
+def _attempt(job: Decide, exit_code: int, earlier: Sequence[AttemptRecord]) -> tuple[RunAttempt, dict[str, int]]:
+    """The attempt that just ended, by what has changed since before it; and the markers that are there."""
+    run_dir, now = job.run_dir, evidence.left(job.run_dir)
+    before = evidence.Left(markers=earlier[-1].markers, iteration=earlier[-1].attempt.after) if earlier else None
+    if job.before is not None:
+        with contextlib.suppress(OSError, InputError):
+            before = read_json(job.before, evidence.Left)
+    new = evidence.fresh(now.markers, before.markers if before else {})
     verdict = evidence.read_verdict(run_dir) if evidence.VERDICT in new else evidence.EndEvidence()
     attempt = RunAttempt(
-        exit_code=job.exit_code,
-        before=last.attempt.after if last else None,
-        after=evidence.newest_iteration(run_dir),
+        exit_code=exit_code,
+        before=before.iteration if before else None,
+        after=now.iteration,
         done="done" in new,
         requeue="requeue" in new,
         verdict=verdict.text,
         node=verdict.node,
         cause=verdict.cause,
     )
-    return attempt, markers
+    return attempt, now.markers
 
 
 if __name__ == "__main__":

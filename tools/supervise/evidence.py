@@ -35,6 +35,21 @@ class EndEvidence:
     """What ends every attempt alike, with its iteration; empty where machine, network or files may have had a part."""
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Left:
+    """What lies in a run's folder."""
+
+    markers: dict[str, int]
+    """When each was written, in ns; so with the newest verdict."""
+    iteration: int | None
+    """Of the newest checkpoint."""
+
+
+def left(run_dir: Path) -> Left:
+    """Now."""
+    return Left(markers=marker_times(run_dir), iteration=newest_iteration(run_dir))
+
+
 def newest_iteration(run_dir: Path) -> int | None:
     """Of the checkpoint that the next attempt goes on from; None where there is none, or it is unknown."""
     try:

@@ -81,6 +81,7 @@ end_leftovers() {   # ranks of a torchrun that was killed may save; what writes 
 pause_s=${BACKOFF_S:-5}
 while :; do
     finished=$(stamp done) requeued=$(stamp requeue) newest=$(stamp checkpoints/latest) asked=''
+    tool tools.supervise.decide --run_dir "$RUN_DIR" --before "$scratch/before"
     # A session of its own: Ctrl-C reaches it through this loop only. It dies with this loop.
     env "$mark" setsid setpriv --pdeathsig KILL "${command[@]}" &
     child=$!
@@ -93,10 +94,10 @@ while :; do
     elif [ "$(stamp requeue)" != "$requeued" ] && [ -e "$RUN_DIR/requeue" ]; then code=75
     elif [ -n "$asked" ] && [[ $code =~ ^(130|140|143)$ ]]; then code=75     # asked before it could hear
     fi
-    [ -z "$ended" ] || { say "ended by SIG$ended; the same command continues $RUN_DIR"; exit "$code"; }
     why=$(SLURM_JOB_ID=$job tool tools.supervise.decide --run_dir "$RUN_DIR" --exit_code "$code" \
-        --max_attempts "${MAX_ATTEMPTS:-5}")
+        --before "$scratch/before" --max_attempts "${MAX_ATTEMPTS:-5}")
     again=$?
+    [ -z "$ended" ] || { say "ended by SIG$ended; the same command continues $RUN_DIR"; exit "$code"; }
     say "$why"
     [ "$again" = 0 ] || exit "$code"
     [ "$(stamp checkpoints/latest)" = "$newest" ] || pause_s=${BACKOFF_S:-5}
