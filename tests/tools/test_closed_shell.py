@@ -1,6 +1,9 @@
 """What a script can do while bash reads it: compute, read what lies beside it, and spend its time. Nothing else."""
 
+import _thread
 import contextlib
+import fcntl
+import mmap
 import os
 import re
 import socket
@@ -100,6 +103,9 @@ awk 'BEGIN {{ "/bin/touch {there}" | getline }}'
 awk 'BEGIN {{ print "x" | "/bin/tee {there}" }}'
 sort -o {there} {kept}
 sort --compress-program=/bin/touch -S 1 {kept}
+echo x | tee /proc/self/fd/7 7< {kept}
+echo x | tee /dev/fd/7 7< {kept}
+exec 7< {kept}; builtin exec 7< {kept}; echo x > /dev/fd/7
 printf x > /proc/self/cwd/there
 printf x > /proc/$PPID/cwd/there
 printf x > /dev/fd/../../..{there}
@@ -143,6 +149,44 @@ def test_nothing_is_written_and_no_program_starts(tmp_path: Path) -> None:
         assert sorted(path.name for path in folder.iterdir()) == ["kept", "script.sh"], attack
         assert (kept.read_text(), oct(kept.stat().st_mode & 0o777)) == ("kept\n", oct(0o644)), attack
         assert not left_over(found), attack
+
+
+LIBRARY = next(Path("/usr/lib").glob("*/libm.so.6"), Path("/usr/lib64/libm.so.6"))
+
+
+@pytest.mark.parametrize(
+    "line", ["enable -f ./x.so x", "cat x.so > y.so; enable -f ./y.so x", "LD_PRELOAD=./x.so seq 1"]
+)
+def test_no_code_beside_it_is_loaded(line: str, tmp_path: Path) -> None:
+    """A whole library: of the system's own, bash says that it has no such builtin."""
+    (tmp_path / "x.so").write_bytes(LIBRARY.read_bytes())
+    said = ran(line, tmp_path).said
+    assert "failed to map segment" in said or ("LD_PRELOAD" in line and "cannot be preloaded" in said), said
+    if "enable" in line:
+        assert "cannot find x_struct" in ran(f"enable -f {LIBRARY} x", tmp_path).said
+
+
+def test_what_the_caller_has_open_is_closed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    file = os.open(kept, os.O_CREAT | os.O_WRONLY)
+    os.dup2(file, 40, inheritable=True)
+    try:
+        ran("echo x >&40; builtin echo x 1>&40", tmp_path)
+    finally:
+        os.close(40)
+        os.close(file)
+    assert kept.read_text() == ""
+
+
+def test_a_path_through_a_link_of_the_systems_leads_nowhere_else(tmp_path: Path) -> None:
+    """The kernel goes through a link before it goes up, a text does not."""
+    links = (each for each in Path("/usr/lib").glob("*/*") if each.is_symlink() and each.is_dir())
+    outside = [each for each in links if not each.resolve().is_relative_to("/usr")]
+    paths = [f"{each}{'/..' * len(each.resolve().parts[1:])}/etc/passwd" for each in outside]
+    for path in [*paths, "/library/../etc/passwd"]:
+        found = ran(f"A=$(sed -n 1p {path}); builtin cd ..; B=$(echo *); C=$(readlink /proc/$PPID/cwd)", tmp_path)
+        assert not values(found)["A"].startswith("root"), path
+        assert values(found)["B"] == "script.sh" and not values(found)["C"]
 
 
 def test_what_it_writes_it_reads_again(tmp_path: Path) -> None:
@@ -242,6 +286,10 @@ FORBIDDEN: dict[str, Callable[[], object]] = {
     "memory file": lambda: os.memfd_create("x"),
     "chroot": lambda: os.chroot("/"),
     "terminal": lambda: os.tcsetpgrp(0, os.getpgrp()),
+    "thread": lambda: _thread.start_new_thread(lambda: None, ()),
+    "signals of a descriptor": lambda: fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid()),
+    "code": lambda: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC),
+    "folder": lambda: os.chdir("/"),
 }
 
 
@@ -254,7 +302,7 @@ def test_the_kernel_refuses_what_bash_does_not_ask_for() -> None:
             done = []
             os.close(seal.seal())  # without answers, what would be asked for fails
             for name, call in FORBIDDEN.items():
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, RuntimeError):  # the latter of a thread
                     call()
                     done.append(name)
             os.write(writer, "\n".join(done or ["none"]).encode())

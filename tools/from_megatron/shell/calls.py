@@ -13,13 +13,13 @@ from pathlib import Path
 
 from tools.from_megatron.shell.seal import ASKED, numbers
 
-_RECEIVE, _SEND, _ADD_FILE = 0xC0502100, 0xC0182101, 0x40182103
+_RECEIVE, _SEND, _VALID, _ADD_FILE = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
 _CONTINUE = 1
 _PAGE = 4096
 _STAT = {"x86_64": "<16xQIII12xqqq72x", "aarch64": "<16xIIII16xqi4xq56x"}
 """struct stat: links and mode (here the other way round), owners, size, a block's size, their number."""
 _PIDFD_GETFD = 438
-_AT = {"openat": 1, "newfstatat": 1, "faccessat": 1, "faccessat2": 1}
+_AT = {"openat": 1, "newfstatat": 1, "faccessat": 1, "faccessat2": 1, "readlinkat": 1}
 """Calls whose first argument is a folder's descriptor, and the place of their path; of others it is the first."""
 
 
@@ -83,6 +83,14 @@ class Listener:
         id_, process, _, number, *_ = struct.unpack_from("=QIIiI", waiting)
         return Call(id_, process, self._names[number], struct.unpack_from("=6Q", waiting, 32))
 
+    def waits(self, call: Call) -> bool:
+        """Whether who asked is still there: its number may be another process's by now."""
+        try:
+            fcntl.ioctl(self.descriptor, _VALID, struct.pack("=Q", call.id))
+        except OSError:
+            return False
+        return True
+
     def go_on(self, call: Call) -> None:
         """Let the kernel do it."""
         self._answer(struct.pack("=QqiI", call.id, 0, 0, _CONTINUE))
@@ -111,6 +119,8 @@ class Listener:
             links_and_mode = (1, mode) if machine == "x86_64" else (mode, 1)
             found = struct.pack(_STAT[machine], *links_and_mode, 0, 0, size, _PAGE, 1)
             with contextlib.suppress(OSError), Path(f"/proc/{call.process}/mem").open("wb", 0) as memory:
+                if not self.waits(call):
+                    return
                 os.pwrite(memory.fileno(), found, call.arguments[_AT.get(call.name, 0) + 1])
         self.fail(call, 0)
 

@@ -21,15 +21,14 @@ type Numbers = dict[str, tuple[int | None, int | None]]
 
 ALLOWED: Numbers = {
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "close": (3, 57),
-    "close_range": (436, 436), "fstat": (5, 80), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226),
+    "close_range": (436, 436), "fstat": (5, 80), "lseek": (8, 62),
     "munmap": (11, 215), "brk": (12, 214), "mremap": (25, 216), "madvise": (28, 233), "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
     "pipe": (22, None), "pipe2": (293, 59), "select": (23, None), "pselect6": (270, 72), "poll": (7, None),
-    "ppoll": (271, 73), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "fcntl": (72, 25),
+    "ppoll": (271, 73), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24),
     "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "alarm": (37, None), "setitimer": (38, 103),
     "exit": (60, 93), "exit_group": (231, 94), "wait4": (61, 260), "waitid": (247, 95), "uname": (63, 160),
-    "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50), "readlink": (89, None), "readlinkat": (267, 78),
-    "umask": (95, 166), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
+    "getcwd": (79, 17), "umask": (95, 166), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
     "sysinfo": (99, 179), "times": (100, 153), "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173),
     "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175), "getegid": (108, 177), "getgroups": (115, 158),
     "getpgrp": (111, None), "getpgid": (121, 155), "getsid": (124, 156), "arch_prctl": (158, None),
@@ -43,19 +42,26 @@ WITHOUT_EFFECT: Numbers = {"unlink": (87, None), "unlinkat": (263, 35)}
 ASKED: Numbers = {
     "openat": (257, 56), "open": (2, None), "newfstatat": (262, 79), "stat": (4, None), "lstat": (6, None),
     "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439), "execve": (59, 221),
-    "clone": (56, 220), "fork": (57, None), "vfork": (58, None),
+    "clone": (56, 220), "fork": (57, None), "vfork": (58, None), "readlink": (89, None), "readlinkat": (267, 78),
+    "mmap": (9, 222), "execveat": (322, 281),
 }  # fmt: skip
 _ABSENT: Numbers = {"clone3": (435, 435), "statx": (332, 291), "openat2": (437, 437)}
 """Whose arguments a filter cannot see: the C library then takes an older one."""
-_EXECVEAT: Numbers = {"execveat": (322, 281)}
+_FCNTL: Numbers = {"fcntl": (72, 25)}
+_MPROTECT: Numbers = {"mprotect": (10, 226)}
 _IOCTL: Numbers = {"ioctl": (16, 29)}
 _PRLIMIT: Numbers = {"prlimit64": (302, 261)}
 _HARMLESS_REQUESTS = (0x5401, 0x5413, 0x541B)
 """Of ioctl(2): what a terminal is set to, its size, bytes that wait. None that types into it."""
-_NAMESPACES = 0x7E020000
-"""Flags of clone(2) that would make some."""
+_DESCRIPTORS = (0, 1, 2, 3, 4, 1030)
+"""Of fcntl(2): copies of descriptors, and their flags. None that has signals sent."""
+_NAMESPACES, _SHARED_MEMORY, _WAITS = 0x7E020000, 0x100, 0x4000
+"""Flags of clone(2): those that would make some; of a thread, which could change a path behind its answer; of a child
+whose parent waits until it has started a program."""
+_EXECUTABLE = 4
+"""Of a protection: what could be code. The C library maps it from files only."""
 BASH = 250
-"""The descriptor of the one program that may be started, once."""
+"""The descriptor of the one program that may be started by it, once."""
 
 
 class CannotSeal(Exception):
@@ -87,7 +93,7 @@ def seal() -> int:
 
 def start(arguments: list[str], environment: dict[str, str]) -> None:
     """Become the program that is open as ``BASH``. Returns only where that fails."""
-    number = next(iter(numbers(_EXECVEAT)))
+    number = next(number for number, name in numbers(ASKED).items() if name == "execveat")
     argv = (ctypes.c_char_p * (len(arguments) + 1))(*map(os.fsencode, arguments), None)
     texts = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
     envp = (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
@@ -123,13 +129,20 @@ def _program() -> bytes:
     when(WITHOUT_EFFECT, _ERRNO | 0)
     when(_ABSENT, _ERRNO | _ENOSYS)
     refused = (_RETURN, 0, 0, _ERRNO | _EPERM)
-    inspect({"clone": ASKED["clone"]}, [argument(0), (_ANY_BIT, 0, 1, _NAMESPACES), refused, (_RETURN, 0, 0, _NOTIFY)])
-    by_descriptor = [argument(3), (_ANY_BIT, 0, 1, 0x1000), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _NOTIFY)]
+    asked = (_RETURN, 0, 0, _NOTIFY)
+    inspect(
+        {"clone": ASKED["clone"]},
+        [argument(0), (_ANY_BIT, 0, 1, _NAMESPACES), refused, (_ANY_BIT, 1, 0, _SHARED_MEMORY), asked,
+         (_ANY_BIT, 0, 1, _WAITS), asked, refused],
+    )  # fmt: skip
+    inspect({"mmap": ASKED["mmap"]}, [argument(2), (_ANY_BIT, 0, 1, _EXECUTABLE), asked, (_RETURN, 0, 0, _ALLOW)])
+    inspect(_MPROTECT, [argument(2), (_ANY_BIT, 0, 1, _EXECUTABLE), refused, (_RETURN, 0, 0, _ALLOW)])
+    by_descriptor = [argument(3), (_ANY_BIT, 0, 1, 0x1000), (_RETURN, 0, 0, _ALLOW), asked]
     inspect({"newfstatat": ASKED["newfstatat"]}, by_descriptor)  # fstat, with AT_EMPTY_PATH
     when(ASKED, _NOTIFY)
-    inspect(_EXECVEAT, [argument(0), (_EQUAL, 0, 1, BASH), (_RETURN, 0, 0, _ALLOW), refused])
-    requests = [each for one in _HARMLESS_REQUESTS for each in ((_EQUAL, 0, 1, one), (_RETURN, 0, 0, _ALLOW))]
-    inspect(_IOCTL, [argument(1), *requests, refused])
+    for table, harmless in ((_IOCTL, _HARMLESS_REQUESTS), (_FCNTL, _DESCRIPTORS)):
+        requests = [each for one in harmless for each in ((_EQUAL, 0, 1, one), (_RETURN, 0, 0, _ALLOW))]
+        inspect(table, [argument(1), *requests, refused])
     inspect(_PRLIMIT, [argument(0), (_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _ALLOW), refused])
     code.append(refused)
     return b"".join(struct.pack("HBBI", *each) for each in code)

@@ -1,6 +1,7 @@
 """The files that a script sees: those beside it, what it writes itself (which stays in memory), and answers to what it
 asks. Any other file is there only where ``Answers`` says so, or holds a mark in the place of what is not known."""
 
+import ctypes
 import errno
 import os
 import re
@@ -20,7 +21,11 @@ TOOLS = frozenset(
 """Programs that are started: their output is a function of their words and of what they read."""
 FOLDERS = ("/usr/bin", "/bin")
 """Where they are."""
-_SYSTEM = ("/usr/lib", "/lib", "/usr/share/locale", "/usr/share/awk", "/etc/ld.so")
+_SYSTEM = (
+    "/usr/lib", "/lib", "/usr/lib64", "/lib64", "/usr/bin", "/bin", "/usr/share/locale", "/usr/share/awk",
+    "/etc/ld.so.cache", "/etc/ld.so.preload",
+)  # fmt: skip
+"""What programs themselves read, and may map as code."""
 _OF_PROCESS = re.compile(r"/dev/(null|fd/\d+|std(?:in|out|err))|/proc/self/fd/\d+")
 _NOT_KNOWN_HERE = ("/etc/passwd", "/etc/nsswitch.conf", "/etc/localtime", "/etc/inputrc")
 MOST_FILES, MOST_FORKS, MOST_BYTES = 64, 4000, 1 << 20
@@ -52,7 +57,8 @@ class World:
         """Paths of files that it asked for and that are not there, with the command that did."""
         self.started: list[str] = []
         """Paths of programs that it tried to start and that are none of the tools."""
-        self.begun = False
+        self.begun = self.sealed = False
+        """Whether the script's own lines are reached; whether bash has been started."""
         for path, content in files.items():
             os.write(self._new(path), content.encode(errors="surrogateescape"))
 
@@ -70,12 +76,21 @@ class World:
         if call.name in ("clone", "fork", "vfork"):
             self.forks += 1
             return listener.go_on(call) if self.forks < MOST_FORKS else listener.fail(call, errno.EAGAIN)
+        if call.name == "execveat":
+            first, self.sealed = not self.sealed, True
+            return listener.go_on(call) if first else listener.fail(call, errno.EPERM)
+        if call.name == "mmap":
+            return listener.go_on(call) if _is_program(call) else listener.fail(call, errno.EPERM)
         path = call.path()
+        if not listener.waits(call):
+            return None
         if path is None or (call.by_descriptor() and path and not path.startswith("/")):
             return listener.fail(call, errno.EACCES)
         if call.name == "execve":
             return self._start(listener, call, path)
         try:
+            if call.name.startswith("readlink"):
+                return listener.fail(call, errno.EACCES if self._full(path).startswith("/proc/") else errno.EINVAL)
             if call.name in ("openat", "open"):
                 file = self._open(call, path)
                 return listener.go_on(call) if file is None else listener.give(call, file)
@@ -112,7 +127,7 @@ class World:
         return None
 
     def _new(self, path: str) -> int:
-        if len(self.written) >= MOST_FILES and not path.startswith(MAGIC):
+        if len(self.written) >= MOST_FILES * (2 if path.startswith(MAGIC) else 1):
             raise OSError(errno.EMFILE, "too many files")
         self.written[path] = os.memfd_create("written", os.MFD_CLOEXEC)
         return self.written[path]
@@ -134,15 +149,22 @@ class World:
                 os.ftruncate(self.written[full], 0)
             mode = call.flags & (os.O_ACCMODE | os.O_APPEND) | os.O_CLOEXEC
             return os.open(f"/proc/self/fd/{self.written[full]}", mode)
-        if not self.begun or full.startswith(_SYSTEM) or full.startswith(FOLDERS):
+        if not self.begun:
             return None
+        if system := self._system(path):
+            return os.open(system, os.O_RDONLY | call.flags & os.O_DIRECTORY)
         if full in _NOT_KNOWN_HERE or (call.flags & os.O_DIRECTORY and not self._is_home(full)):
             raise OSError(errno.ENOENT, "not here")
         if real := self._beside(path, full):
-            return None if call.flags & os.O_DIRECTORY else os.open(real, os.O_RDONLY | os.O_NONBLOCK)
+            return os.open(real, os.O_RDONLY | os.O_NONBLOCK | call.flags & os.O_DIRECTORY)
         self.asked.setdefault(path, self.last())
         sourced = re.match(r"(builtin )?(source|\.) ", self.last())
         return _holding("" if sourced else f"{self.marked(path)}\n")
+
+    def _system(self, path: str) -> str:
+        """The real path of what the kernel would open, where that is the system's; else empty."""
+        real = os.path.realpath(os.path.join(self.root, path))  # noqa: PTH118  (Path would resolve ".." by itself)
+        return real if _is_of_system(real) else ""
 
     def _is_home(self, full: str) -> bool:
         return self.home is not None and Path(os.path.realpath(full)).is_relative_to(self.home)
@@ -166,11 +188,11 @@ class World:
             return FILE, os.fstat(self.written[full]).st_size
         if path in self.there:
             return self.there[path], 1
-        if not path or not self.begun or _OF_PROCESS.fullmatch(path) or full.startswith(_SYSTEM):
+        if not path or not self.begun or _OF_PROCESS.fullmatch(path):
             return None, 0
-        if str(Path(full).parent) in FOLDERS:
-            if Path(full).name not in TOOLS:
-                raise OSError(errno.ENOENT, "no tool")
+        if str(Path(full).parent) in FOLDERS and Path(full).name not in TOOLS:
+            raise OSError(errno.ENOENT, "no tool")
+        if self._system(path):
             return None, 0
         if real := self._beside(path, full):
             found = real.stat()
@@ -191,8 +213,25 @@ def _opened(path: str, name: str, call: Call) -> int:
     """/dev/null, or what the process has open."""
     if name == "null":
         return os.open("/dev/null", os.O_RDWR)
+    # What is open may be open for reading alone, and this process may more than the script.
     number = {"stdin": "0", "stdout": "1", "stderr": "2"}.get(name or "", path.rpartition("/")[2])
-    return os.open(f"/proc/{call.process}/fd/{number}", call.flags & (os.O_ACCMODE | os.O_APPEND))
+    open_there = f"/proc/{call.process}/fd/{number}"
+    if not os.readlink(open_there).startswith(("pipe:", "/memfd:", "/dev/null")):  # noqa: PTH115
+        raise OSError(errno.EACCES, "no pipe and no file in memory")
+    return os.open(open_there, call.flags & (os.O_ACCMODE | os.O_APPEND))
+
+
+def _is_program(call: Call) -> bool:
+    """Whether what is to be mapped as code is a file of the system's."""
+    number = ctypes.c_int32(call.arguments[4] & 0xFFFFFFFF).value
+    try:
+        return number >= 0 and _is_of_system(os.readlink(f"/proc/{call.process}/fd/{number}"))  # noqa: PTH115
+    except OSError:
+        return False
+
+
+def _is_of_system(real: str) -> bool:
+    return any(real == each or real.startswith(f"{each}/") for each in _SYSTEM)
 
 
 def _holding(content: str | bytes) -> int:
