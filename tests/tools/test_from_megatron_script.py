@@ -467,6 +467,12 @@ def test_arguments_of_a_file_are_taken_as_they_are(tmp_path: Path, capsys: pytes
         assert main(["--arguments", str(words)]) == 2
         assert message in capsys.readouterr().err
     assert main(["--arguments", str(words), "x.sh"]) == 2 and main([]) == 2
+    words.write_text(RUN)
+    capsys.readouterr()
+    assert main(["--arguments", str(words), "--shape", "llama3_8b"]) == 2
+    assert "leave --shape out" in capsys.readouterr().err
+    assert main(["--arguments", str(words), "--set", "FOO=1"]) == 0
+    assert "FOO" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("length", [256, 5000, 100_000])

@@ -66,7 +66,9 @@ class SourceReading:
 def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
     """The command that starts the training. given: what --set says. Raises UserError where there is none."""
     if source.words:
-        return SourceReading(_command(source.words))
+        if source.shape:
+            raise UserError(f"--shape {source.shape}: the arguments say their model; leave --shape out.")
+        return SourceReading(_command(source.words), ScriptReading(not_read=list(given)))
     again: list[str] = []
     yaml = _yaml(source, again)
     if yaml is not None and is_functional_test(yaml):
@@ -121,7 +123,10 @@ def _plain_command(text: str) -> Launch | None:
     line = text.replace("\\\n", " ").strip()
     if re.search(r"[^\w\s./:,+%@='\"-]", line) or "\n" in line or line.count("'") % 2 or line.count('"') % 2:
         return None
-    words = shlex.split(line)
+    try:
+        words = shlex.split(line)
+    except ValueError:  # quotes within the others
+        return None
     at = launch_at(words, starts_megatron)
     if at is None or "=" in words[0] or trains_nothing(words[at]):
         return None

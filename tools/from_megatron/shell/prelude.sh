@@ -59,6 +59,14 @@ exec() {
 }
 grep() {
   local __input
+  local -a __files=()
+  local __each
+  for __each in "$@"; do [[ $__each == -* ]] || __files+=("$__each"); done
+  if ((${#__files[@]} > 1)) && [[ -e ${__files[-1]} ]]; then # it reads files, and not what a loop around it reads
+    __input=$(/usr/bin/cat -- "${__files[@]:1}" 2>/dev/null)
+    if [[ $__input == *_42070*_* || $* == *_42070*_* ]]; then __ask grep "$@"; else /usr/bin/grep "$@"; fi
+    return
+  fi
   __input=$(/usr/bin/cat)
   if [[ $__input == *_42070*_* || $* == *_42070*_* ]]; then __ask grep "$@"; else /usr/bin/grep "$@" <<<"$__input"; fi
 }
@@ -77,5 +85,9 @@ cd() {
   if [[ $__to == /_42070*_* ]]; then __to=${__to#/}; fi
   OLDPWD=$PWD PWD=${__to:-/}
 }
-pushd() { cd "$@"; }
-popd() { cd -; }
+__folders=()
+pushd() { __folders+=("$PWD") && cd "$@"; }
+popd() {
+  ((${#__folders[@]})) || return
+  cd "${__folders[-1]}" && unset '__folders[-1]'
+}

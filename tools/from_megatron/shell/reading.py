@@ -13,8 +13,8 @@ from tools.from_megatron.shell.run import SECONDS, EndOfRun, Ran, Setting, run
 from tools.from_megatron.unknown import MARK, Marks, Unknown
 
 HERE = Unknown("$PWD", sets=("PWD",))
-MOST_NESTED = 40
-"""Scripts within scripts."""
+MOST_NESTED, MOST_READ = 40, 200
+"""Scripts within scripts; in all."""
 _AGAIN = 20
 """How often the same words are taken to succeed: loops that wait for something end so."""
 _NOT_SET = re.compile(r"^(?:(.*): )?line (\d+): \$?([A-Za-z_]\w*|\d+)(?:\[.*\])?: unbound variable$", re.MULTILINE)
@@ -117,15 +117,17 @@ class _Answers:
     ) -> None:  # fmt: skip
         self.assumed, self.marks, self.starts_megatron, self.first_only = assumed, marks, starts_megatron, first_only
         self.reading = Reading()
-        self.outer: list[tuple[tuple[str, ...], Mapping[str, str], int, str]] = [((), slurm, 0, "")]
-        """Of each script that is read: what stands before it, what SLURM sets, its line if it is a word, its text."""
+        self.outer: list[tuple[tuple[str, ...], Mapping[str, str], int, tuple[str, ...]]] = [((), slurm, 0, ())]
+        """Of each script that is read: what stands before it, what SLURM sets, its line if it is a word, and the texts
+        of those that it stands in, its own the last one."""
         self.counts = Counter[str]()
 
     def answer(self, asked: list[str], with_input: bool, content: Callable[[str], str | None]) -> list[str]:
         """As ``prelude.sh`` expects it. asked: the number of the script, a line, words; what it reads comes last."""
-        number, here, *words = asked or ["0", "0"]
-        given = words.pop() if with_input else None
-        launcher, slurm, line, _ = self.outer[int(number) if number.isdigit() else 0]
+        number, here, *words = [*asked, *["0"] * (2 - len(asked))]
+        given = words.pop() if with_input and words else None
+        place = _number(number, len(self.outer))
+        launcher, slurm, line, _ = self.outer[place]
         line = line or (int(here) if here.isdigit() else 0)
         if not words or not words[0]:
             return ["print", "", "127"]
@@ -143,7 +145,7 @@ class _Answers:
             self._launch(Started((*launcher, *words[:at]), words[at], tuple(words[at + 1 :]), line, slurm))
             return ["print", "", "0"]
         elif (nested := programs.nested_script(words)) is not None:
-            return self._nested(nested, int(number), line, given, content)
+            return self._nested(nested, place, line, given, content)
         return self._print(words, line)
 
     def _launch(self, started: Started) -> None:
@@ -206,14 +208,15 @@ class _Answers:
             self._note(self.reading.not_followed, said)
             return self._print(["bash", nested.source], line)
         before = self.outer[number]
-        if len(self.outer) > MOST_NESTED or text in [each[3] for each in self.outer] + self.reading.texts[:1]:
+        within = *before[3], text
+        if len(within) > MOST_NESTED or len(self.outer) > MOST_READ or text in (*before[3], *self.reading.texts[:1]):
             return ["print", "", "0"]  # a job that submits itself again
         assigned = dict(word.split("=", 1) for word in nested.launcher if re.match(r"[A-Za-z_]\w*=", word))
         launcher, slurm = (*before[0], *nested.launcher), dict(before[1])
         if nested.slurm is not None:
             launcher, slurm = (), programs.directives(text) | nested.slurm
         variables = {**(slurm if nested.slurm is not None else {}), **assigned}
-        self.outer.append((launcher, slurm, line if nested.kind == "text" else 0, text))
+        self.outer.append((launcher, slurm, line if nested.kind == "text" else 0, within))
         self.reading.texts.append(text)
         file = nested.source if nested.kind == "file" else f"/@/nested/{len(self.outer)}"
         pairs = [f"{name}={value}" for name, value in variables.items()]
@@ -226,6 +229,11 @@ class _Answers:
     def _note(lines: list[str], said: str) -> None:
         if said not in lines:
             lines.append(said)
+
+
+def _number(text: str, most: int) -> int:
+    """Below most; 0 for a script that has set our variable itself."""
+    return int(text) if text.isdigit() and len(text) < 9 and int(text) < most else 0
 
 
 def _key(words: Sequence[str], line: int) -> str:
