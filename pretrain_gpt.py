@@ -7,7 +7,7 @@ The same command runs under torchrun and srun, which start the ranks themselves,
 import os
 import sys
 
-from parallel import command
+from program import command
 
 
 def main() -> int:

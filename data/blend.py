@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from data import cache
-from parallel.errors import UserError
-from parallel.untrusted import InputError, read_bytes
+from program.errors import UserError
+from program.untrusted import InputError, read_bytes
 
 PERIOD = 1 << 20
 """Samples after which the sequence of sources repeats; weights are multiples of 1 / PERIOD."""

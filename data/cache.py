@@ -13,9 +13,9 @@ from pathlib import Path
 
 from data.config import DataConfig, path_of
 from data.raw.identity import ends_digest
-from parallel.errors import UserError
-from parallel.schema import Count
-from parallel.untrusted import InputError, open_regular, read_json
+from program.errors import UserError
+from program.schema import Count
+from program.untrusted import InputError, open_regular, read_json
 
 Console = Callable[[str], None]
 SEAL = "whole.json"

@@ -6,8 +6,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.untrusted import read_bytes
+from program.errors import UserError
+from program.untrusted import read_bytes
 
 MAX_BYTES = 8_000_000
 # Tests are repetitive; encodings are tables; the rest are parts that distributions ship separately or write

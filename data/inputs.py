@@ -12,8 +12,8 @@ from data.config import path_of
 from data.manifest import is_manifest, read_manifest
 from data.raw.inputs import file_source
 from data.raw.shard_files import WORK_SUFFIX
-from parallel.errors import UserError, printable
-from parallel.untrusted import InputError, open_regular, read_json
+from program.errors import UserError, printable
+from program.untrusted import InputError, open_regular, read_json
 
 PLAN_BYTES = 1 << 30
 """A plan names each of its inputs, of which there may be millions."""

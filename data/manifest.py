@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from parallel.errors import UserError
-from parallel.schema import INT64, Count, Range
-from parallel.untrusted import InputError, open_regular, parse_json, read_bytes
+from program.errors import UserError
+from program.schema import INT64, Count, Range
+from program.untrusted import InputError, open_regular, parse_json, read_bytes
 
 FORMAT = 1
 BLOCK_BYTES = 64 << 20

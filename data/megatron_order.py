@@ -21,7 +21,7 @@ from data.raw.identity import identity
 from data.shards import bin_path, idx_path
 from data.split import SPLITS, SplitName
 from data.tokenizers.base import Tokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from data.sources import Named, inputs_of, named
 from data.streaming.opening import open_streams
 from data.tokenizers import base
 from data.tokenizers.base import Tokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm

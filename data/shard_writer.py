@@ -12,7 +12,7 @@ import numpy as np
 
 from data.manifest import BlockSums, FileSum, ShardManifest, manifest_path
 from data.shards import DTYPES, HEADER, MAGIC, MAX_SEQUENCE_TOKENS, VERSION, bin_path, idx_path, token_dtype
-from parallel.errors import UserError
+from program.errors import UserError
 
 Describe = Callable[["ShardWriter", dict[str, FileSum]], ShardManifest]
 """Makes the manifest of a shard whose documents have all been added, from its checksums."""

@@ -18,8 +18,8 @@ from typing import NoReturn
 import numpy as np
 
 from data.manifest import END_BYTES, ShardManifest, has_its_ends, manifest_path, read_manifest
-from parallel.errors import UserError
-from parallel.untrusted import InputError, open_regular
+from program.errors import UserError
+from program.untrusted import InputError, open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

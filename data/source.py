@@ -11,7 +11,7 @@ from data.prepared import Prepared, Samples, SourceProgress
 from data.shards import Shard, bin_path
 from data.split import SplitName, split_shards
 from data.streaming.source import StreamedSource
-from parallel.errors import UserError
+from program.errors import UserError
 
 BLOCK = 4096
 """Samples whose windows are computed together."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from data.config import MOST_SOURCES, DataConfig, path_of
 from data.inputs import Inputs, check_complete, pairs, resolve
-from parallel.errors import UserError
-from parallel.schema import text_problem
-from parallel.untrusted import InputError, read_text, read_toml
+from program.errors import UserError
+from program.schema import text_problem
+from program.untrusted import InputError, read_text, read_toml
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from docs import other_trainers
-from parallel.flags import field_docs
+from program.flags import field_docs
 from tools.from_megatron import flags_forks as forks
 from tools.from_megatron import flags_translated as translated
 from tools.from_megatron.flags import known

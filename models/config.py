@@ -44,7 +44,7 @@ else:
         "_OwnAndShapes",
         [(name, kind | None, None) for name, kind in typing.get_type_hints(ShapeFields).items()],
         bases=(_Own,),
-        namespace={"documented": ShapeFields},  # parallel/flags.py: whose docstrings are its fields'
+        namespace={"documented": ShapeFields},  # program/flags.py: whose docstrings are its fields'
         frozen=True, kw_only=True, slots=True,
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 def per_block(freq: str, num_layers: int, every_nth: Callable[[int, int], bool]) -> tuple[bool, ...]:

@@ -52,12 +52,12 @@ from models.sublayers import (
     sublayers_per_block,
 )
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.megatron_fields import checked
 from parallel.precision import transformer_settings
 from parallel.regions import whole_tensors
 from parallel.stages import layers_per_chunk
+from program.errors import SharedMistake
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

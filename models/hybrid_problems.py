@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from models.shapes import GPTShape
 from models.symbols import SYMBOLS
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 def pattern_problems(shape: GPTShape) -> Iterator[str]:

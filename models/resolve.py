@@ -5,7 +5,7 @@ import dataclasses
 from models.config import ModelConfig
 from models.families import named
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 def resolve(config: ModelConfig, tokenizer_vocab_size: int | None) -> GPTShape:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from models.activations import ACTIVATIONS
 from models.hybrid_problems import linear_attention_problems, mamba_problems, mixer_problems, pattern_problems
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 def shape_problems(shape: GPTShape) -> list[str]:

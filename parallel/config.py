@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from parallel.megatron_fields import megatron_field_problems, parse
-from parallel.schema import structured
+from program.schema import structured
 
 OWNED_DDP_FIELDS = frozenset(
     {

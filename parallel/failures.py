@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from parallel.errors import SharedFault, SharedMistake, StoppedOnRequest, UserError, printable
 from parallel.launch import Identity, node_name
-from parallel.schema import Text
+from program.errors import SharedFault, SharedMistake, StoppedOnRequest, UserError, printable
+from program.schema import Text
 
 # How torch.distributed says that a *peer* has gone; such a failure is an echo, never the cause.
 ECHOES = (

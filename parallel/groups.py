@@ -22,11 +22,11 @@ from torch.utils import cpp_extension
 from parallel import mcore_patches
 from parallel.config import ParallelConfig
 from parallel.cpu import adam, cuda_redirect, eager
-from parallel.errors import SharedMistake, UserError, printable
 from parallel.launch import Identity, await_master, node_name
 from parallel.layout import Coordinates, Layout
 from parallel.nccl_options import allocator_problems, nccl_problems, sharp_problems, take_sharp
-from parallel.processes import schedule_as_batch
+from program.errors import SharedMistake, UserError, printable
+from program.processes import schedule_as_batch
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from parallel.errors import UserError, printable
+from program.errors import UserError, printable
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LISTEN_FD = "TRIPLANE_LISTEN_FD"

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 
 from parallel.config import ParallelConfig
 from parallel.launch import MOST_RANKS
-from parallel.schema import Range
+from program.schema import Range
 
 Size = Annotated[int, Range(1, MOST_RANKS)]
 

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from parallel.durable import replace_file
-from parallel.errors import StoppedOnRequest
 from parallel.failures import STOPPED, Failure, guard, interrupted
 from parallel.forwarding import Forwarding, forwarding
 from parallel.launch import LISTEN_FD, Identity
-from parallel.processes import die_with_parent
-from parallel.untrusted import read_json
-from parallel.users_code import end_now
+from program.durable import replace_file
+from program.errors import StoppedOnRequest
+from program.processes import die_with_parent
+from program.untrusted import read_json
+from program.users_code import end_now
 
 GRACE_S = 3.0
 

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from parallel.errors import SharedMistake
+from program.errors import SharedMistake
 
 MOST_TEXT = 10_000
 

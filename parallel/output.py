@@ -4,22 +4,12 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from parallel.errors import UserError
 from parallel.launch import Identity, node_name
-from parallel.untrusted import regular_descriptor
-
-
-@contextlib.contextmanager
-def for_a_reader() -> Iterator[None]:
-    """Around what prints: a reader that has seen enough (``| head``) is no fault, and ends it."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:  # what is still buffered would fail once more at the interpreter's end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+from program.errors import UserError
+from program.untrusted import regular_descriptor
 
 
 @contextlib.contextmanager
@@ -63,18 +53,3 @@ def make_run_dir(run_dir: Path) -> None:
         raise UserError(
             f"run_dir {run_dir}: cannot be written: {error.strerror}. Choose another with --run_dir."
         ) from None
-
-
-def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (), indent: str = "  ") -> list[str]:
-    """Rows of cells as lines, two spaces between columns: numbers to the right, the columns ``left`` to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        (
-            indent
-            + "  ".join(
-                cell.ljust(width) if place in left else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-        ).rstrip()
-        for row in rows
-    ]

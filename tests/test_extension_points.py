@@ -26,9 +26,9 @@ from models.layers.spec import stack_spec
 from models.norms import NORMS, NormSpec
 from models.resolve import resolve
 from parallel import groups, metrics
-from parallel.errors import SharedMistake
 from parallel.launch import Identity
 from parallel.layout import Layout
+from program.errors import SharedMistake
 from ranks import run_ranks
 from training import train
 from training.config.lr_schedule import DECAYS

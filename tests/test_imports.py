@@ -10,19 +10,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
-    "parallel": {"parallel"},
-    "models": {"parallel", "models"},
-    "data": {"parallel", "data"},
-    "training": {"parallel", "models", "data", "training"},
-    "pretrain_gpt": {"parallel", "models", "data", "training"},
-    "tools": {"parallel", "models", "data", "training", "tools"},
+    "program": {"program"},
+    "parallel": {"program", "parallel"},
+    "models": {"program", "parallel", "models"},
+    "data": {"program", "parallel", "data"},
+    "training": {"program", "parallel", "models", "data", "training"},
+    "pretrain_gpt": {"program", "parallel", "models", "data", "training"},
+    "tools": {"program", "parallel", "models", "data", "training", "tools"},
 }
 OURS = set(MAY_IMPORT)
 MODULES = sorted([*(path for name in OURS for path in (ROOT / name).rglob("*.py")), ROOT / "pretrain_gpt.py"])
 
 NO_TORCH = """
-    parallel.errors parallel.config parallel.layout parallel.stages parallel.megatron_fields parallel.launch
-    parallel.failures parallel.local_ranks parallel.output parallel.processes
+    program.errors parallel.config parallel.layout parallel.stages parallel.megatron_fields parallel.launch
+    parallel.failures parallel.local_ranks parallel.output program.processes
     models.config models.owned_fields models.shape_fields models.shapes models.spans models.families models.frequencies
     models.costs.parameters models.sublayers models.costs.flops
     data.config

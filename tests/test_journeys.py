@@ -45,7 +45,7 @@ torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --ff
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A folder that is a checkout, with texts in mytext/."""
-    for name in ("pretrain_gpt.py", "parallel", "models", "data", "training", "tools", "slurm"):
+    for name in ("pretrain_gpt.py", "program", "parallel", "models", "data", "training", "tools", "slurm"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "mytext").mkdir()
     for name, text in topics.items():

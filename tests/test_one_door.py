@@ -1,4 +1,4 @@
-"""What comes from outside is read through parallel/untrusted.py, wherever in the product it is read."""
+"""What comes from outside is read through program/untrusted.py, wherever in the product it is read."""
 
 import ast
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted(
-    path for name in ("parallel", "models", "data", "training", "tools") for path in (ROOT / name).rglob("*.py")
+    path for name in ("program", "parallel", "models", "data", "training", "tools") for path in (ROOT / name).rglob("*.py")
 )
-DOOR = "parallel/untrusted.py"
+DOOR = "program/untrusted.py"
 ALLOWED = {
     "data/raw/documents.py": "lines of documents: millions, each parsed and rejected by itself",
 }

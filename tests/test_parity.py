@@ -12,7 +12,7 @@ from models.costs.candidate import Candidate
 from models.kernels import KernelsConfig
 from models.resolve import resolve
 from parallel.config import PrecisionConfig
-from parallel.errors import UserError
+from program.errors import UserError
 from tools import clusters
 from tools.parity.compare import TOLERANCE, Observed, furthest, observe, worst_gradient
 from tools.parity.layouts import shrink, with_layout

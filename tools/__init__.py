@@ -2,7 +2,7 @@
 
 import sys
 
-from parallel import command
+from program import command
 
 if sys.argv[:1] == ["-m"]:  # Python looks for the one to run, and imports this package first
     command.prepare_process(sys.orig_argv[sys.orig_argv.index("-m") + 1])

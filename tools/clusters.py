@@ -20,11 +20,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from parallel import command
-from parallel.errors import UserError
-from parallel.flags import parse_flags
-from parallel.schema import fits, structured
-from parallel.untrusted import read_toml
+from program import command
+from program.errors import UserError
+from program.flags import parse_flags
+from program.schema import fits, structured
+from program.untrusted import read_toml
 from tools import nccl_env
 from training.config.recipe import did_you_mean
 

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 
 NAMES = Path(__file__).with_name("nccl_env.txt")
 VERSIONS = "NCCL 2.29.7 and torch 2.13"

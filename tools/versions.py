@@ -12,8 +12,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from parallel import command
-from parallel.untrusted import read_toml
+from program import command
+from program.untrusted import read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,8 +7,8 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 
-from parallel.errors import UserError
-from parallel.surroundings import torch_fits
+from program.errors import UserError
+from program.surroundings import torch_fits
 
 FIRST_STEP = ("numpy.ma", "numpy.random", "megatron.core.models.mimo.model.base", "megatron.core.models.mimo.optimizer")
 """What numpy (np.unique, the shuffled order) and Megatron (get_megatron_optimizer) import when first called: 25 ms on

@@ -13,10 +13,10 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.cpu.adam import FusedAdam
 from parallel.ddp import Chunks
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks, own_cores
 from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
+from program.errors import SharedMistake
 from training.config.optimizer_config import STATE_FIELDS, OptimizerConfig, state_problems
 from training.loss_weights import weigh_losses
 from training.optimizer_class import made_by, try_out

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from parallel.config import ParallelConfig
-from parallel.errors import SharedMistake
-from parallel.users_code import named, users_code
+from program.errors import SharedMistake
+from program.users_code import named, users_code
 from training.config.import_path import accepts, load, raised
 from training.config.optimizer_config import OptimizerConfig
 

@@ -10,8 +10,8 @@ from data.prepare import prepare as prepare_data
 from data.prepared import Prepared, Samples
 from data.source import BlendedSource, TokenSource, build_source
 from models.resolve import resolve
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from training.checkpoint.folders import checkpoints, complete, find
 from training.checkpoint.imported import check_tokenizer
 from training.config.run_config import RunConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from parallel.schema import Count
+from program.schema import Count
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from parallel.processes import is_running, machine
+from program.processes import is_running, machine
 from training.run_dir.history import read_history
 from training.run_lock.record import current
 

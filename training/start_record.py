@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallel.errors import UserError
 from parallel.launch import node_name
-from parallel.processes import start_of
-from parallel.schema import JSON
-from parallel.untrusted import InputError, open_regular, parse_json
+from program.errors import UserError
+from program.processes import start_of
+from program.schema import JSON
+from program.untrusted import InputError, open_regular, parse_json
 from training.report import write_report
 from training.run_dir.history import Event, note, read_history
 from training.run_lock.lock import RunLock

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from parallel import failures, launch, local_ranks, output
-from parallel.errors import UserError
 from parallel.layout import smallest_world
-from parallel.processes import die_with_parent
-from parallel.users_code import no_sudden_end
+from program.errors import UserError
+from program.processes import die_with_parent
+from program.users_code import no_sudden_end
 from training.cli import parse
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged

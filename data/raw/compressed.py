@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from parallel.errors import UserError
+from program.errors import UserError
 
 ALLOWANCE_BYTES = 64 << 20
 """What any file may unpack to, however small it is."""

@@ -11,8 +11,8 @@ from data.raw.csv_records import DELIMITERS, record_blocks
 from data.raw.files import opened
 from data.raw.reading import DocumentBatch, DocumentOffset, ReadOptions, Rejects, checked, go_to, line_place, too_long
 from data.raw.units import SourcePart
-from parallel.errors import UserError
-from parallel.schema import shown
+from program.errors import UserError
+from program.schema import shown
 
 _WITH_COMMAS = "python -c \"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter=';'))\""
 HEAD_BYTES, HEADER_BYTES = 64 << 10, 1 << 20

@@ -7,7 +7,7 @@ from typing import BinaryIO, NamedTuple
 
 from data.raw.files import check_is_same
 from data.raw.inputs import InputSource
-from parallel.untrusted import open_regular
+from program.untrusted import open_regular
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 SCAN_BYTES = 4 << 20

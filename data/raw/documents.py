@@ -24,8 +24,8 @@ from data.raw.reading import (
     too_long,
 )
 from data.raw.units import SourcePart, Unit
-from parallel.errors import UserError
-from parallel.untrusted import open_regular
+from program.errors import UserError
+from program.untrusted import open_regular
 
 try:
     from orjson import loads as fast_loads  # several times as fast; what it refuses is asked of json again

@@ -9,8 +9,8 @@ from typing import BinaryIO
 from data.raw.compressed import Unpacked
 from data.raw.identity import ends_digest
 from data.raw.inputs import InputSource
-from parallel.errors import UserError
-from parallel.untrusted import open_regular
+from program.errors import UserError
+from program.untrusted import open_regular
 
 
 def opened(source: InputSource, max_expansion: float, flags: str) -> io.BufferedReader:

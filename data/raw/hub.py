@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.raw.identity import ends_digest
-from parallel.errors import UserError
-from parallel.untrusted import open_regular, read_json
+from program.errors import UserError
+from program.untrusted import open_regular, read_json
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

@@ -4,7 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from parallel.untrusted import open_regular
+from program.untrusted import open_regular
 
 END_BYTES = 64 << 10
 """Looked at of a file's beginning and of its end."""

@@ -14,8 +14,8 @@ from data.raw import compressed, hub
 from data.raw.format import ENDINGS, format_in
 from data.raw.identity import ends_digest
 from data.raw.shard_files import is_made, is_shard_file, is_work_folder
-from parallel.errors import UserError
-from parallel.untrusted import open_regular
+from program.errors import UserError
+from program.untrusted import open_regular
 
 Kind = Literal["jsonl", "text", "parquet", "csv", "tsv", "dataset"]
 KNOWN = tuple(ENDINGS)

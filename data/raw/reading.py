@@ -9,7 +9,7 @@ from data.raw.compressed import Unpacked
 from data.raw.fields import names_in
 from data.raw.files import opened
 from data.raw.units import SourcePart
-from parallel.errors import UserError, printable
+from program.errors import UserError, printable
 
 BATCH_BYTES, BATCH_ROWS = 4 << 20, 1000
 SHOWN = 3

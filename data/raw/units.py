@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from data.raw.csv_records import DELIMITERS, cuts
 from data.raw.inputs import InputSource
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from data.streaming import stream
 from data.tokenizers import engines
 from data.tokenizers.base import Tokenizer
 from data.tokenizers.engines import Engine
-from parallel.errors import UserError
+from program.errors import UserError
 
 BATCH_BYTES = 256 << 10
 """Of a file, read at a time: a rank has many streams open."""

@@ -20,7 +20,7 @@ from data.raw.reading import DocumentOffset, ReadOptions, Rejects
 from data.raw.units import Unit
 from data.split import SPLITS, SplitName
 from data.tokenizers.engines import Engine
-from parallel.errors import UserError
+from program.errors import UserError
 
 UNITS_PER_STREAM = 256
 """Units that files are cut into for each stream: what is read in another order each epoch, and shared out evenly."""

@@ -15,7 +15,7 @@ from data.tokenizers.gpt2_pair import PairTokenizer, pair_of
 from data.tokenizers.tiktoken_ranks import TiktokenTokenizer
 from data.tokenizers.tokenizer_json import JsonTokenizer
 from data.tokenizers.vocabulary import model_bytes
-from parallel.errors import UserError
+from program.errors import UserError
 
 EXPECTED = (
     '"builtin", "byte", a tokenizer.json, a SentencePiece or Llama tokenizer.model, a vocab.json beside its '

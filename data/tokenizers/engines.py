@@ -10,7 +10,7 @@ from data.tokenizers.base import ByteTokenizer, SentencePieceTokenizer, Tokenize
 from data.tokenizers.gpt2_pair import PairTokenizer
 from data.tokenizers.tiktoken_ranks import TiktokenTokenizer
 from data.tokenizers.tokenizer_json import JsonTokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 
 EngineName = Literal["auto", "bytes", "sentencepiece", "tokenizers", "tiktoken", "gigatoken"]
 Ids = tuple[np.ndarray, np.ndarray]

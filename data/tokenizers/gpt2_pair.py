@@ -9,8 +9,8 @@ from typing import Any
 from data.tokenizers.tiktoken_engine import byte_letters
 from data.tokenizers.tokenizer_json import JsonTokenizer
 from data.tokenizers.vocabulary import model_bytes
-from parallel.errors import UserError
-from parallel.untrusted import InputError, json_value, read_foreign
+from program.errors import UserError
+from program.untrusted import InputError, json_value, read_foreign
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")

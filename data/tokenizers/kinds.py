@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from data.tokenizers.gpt2_pair import MERGES, VOCABULARY
-from parallel.errors import UserError
-from parallel.untrusted import InputError, open_regular
+from program.errors import UserError
+from program.untrusted import InputError, open_regular
 
 Kind = Literal["json", "vocabulary", "merges", "description", "tiktoken", "sentencepiece"]
 HEAD_BYTES = 64 << 10

@@ -7,7 +7,7 @@ import numpy as np
 from sentencepiece import SentencePieceProcessor
 
 from data.tokenizers.base import SentencePieceTokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 
 BLANK = "\u2581"
 WORD = re.compile(f"{BLANK}+[^{BLANK}]*|[^{BLANK}]+")

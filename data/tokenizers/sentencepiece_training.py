@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data import cache, corpus
-from parallel.untrusted import read_bytes
+from program.untrusted import read_bytes
 
 RECIPE = "1"  # part of the cache key: raise it when the same corpus is to give another model
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from data.tokenizers.tokenizer_json import JsonTokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What ByteLevel splits by when it does: the regular expression of GPT-2 (openai/gpt-2, src/encoder.py)."""

@@ -11,9 +11,9 @@ import numpy as np
 
 from data.tokenizers.tiktoken_meta import encoding_of
 from data.tokenizers.vocabulary import MOST_IDS, model_bytes, vocabulary_size
-from parallel.errors import UserError
-from parallel.schema import Range, shown
-from parallel.untrusted import InputError, parse_json
+from program.errors import UserError
+from program.schema import Range, shown
+from program.untrusted import InputError, parse_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data.tokenizers.vocabulary import model_bytes, vocabulary_size
-from parallel.errors import UserError, printable
-from parallel.schema import shown
-from parallel.untrusted import InputError, json_value, read_foreign
+from program.errors import UserError, printable
+from program.schema import shown
+from program.untrusted import InputError, json_value, read_foreign
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

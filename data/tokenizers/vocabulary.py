@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.untrusted import InputError, read_bytes
+from program.errors import UserError
+from program.untrusted import InputError, read_bytes
 
 MOST_BYTES = 256 << 20
 """Of a file; the largest published ones have some 35 MB."""

@@ -22,7 +22,7 @@ from models.costs.mixers import spared_by_sublayer
 from models.costs.peak import Recomputed, stage_memory
 from models.costs.states import BlockStack
 from models.shapes import GPTShape
-from parallel.errors import SharedMistake
+from program.errors import SharedMistake
 
 WORDS = {"*": "attention", "+": "attention", "-": "MLPs", "E": "experts", "M": "Mamba-2 mixers", "G": "delta nets"}
 HALVINGS = 40

@@ -14,7 +14,7 @@ from models.families.base import llama as llama_like
 from models.hf.keys import Architecture
 from models.hf.row_layouts import Table
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 
 _FAMILIES = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import InputError, open_regular, read_foreign
+from program.untrusted import InputError, open_regular, read_foreign
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer.tiktoken", "vocab.json")
 """What a tokenizer is opened from here."""

@@ -20,7 +20,7 @@ from models.shape_fields import SPANS, declared
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from models.symbols import MLPS
-from parallel.errors import UserError
+from program.errors import UserError
 
 TRAINING_ONLY = frozenset(name for name, about in declared() if not about.exported)
 """Our fields that an exported model has no use for: another value is no other model."""

@@ -10,7 +10,7 @@ from models.families import TABLES
 from models.hf.row_layouts import Strip, Table, row_count
 from models.names import checkpoint_key
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 @dataclass(slots=True, frozen=True)

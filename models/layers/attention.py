@@ -20,7 +20,7 @@ from models.layers import packed
 from models.layers.blockwise_attention import AttentionMask, Softmax, attend, attend_in_blocks
 from models.layers.chunked import chunk_of, temperature_of
 from models.layers.documents import Documents, kept_apart
-from parallel.errors import SharedMistake
+from program.errors import SharedMistake
 
 
 def check_supported(config: TransformerConfig) -> None:

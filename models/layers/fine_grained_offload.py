@@ -13,7 +13,7 @@ import torch
 from megatron.core.pipeline_parallel import fine_grained_activation_offload as mcore
 from torch import Tensor
 
-from parallel.errors import SharedMistake
+from program.errors import SharedMistake
 
 
 def settings(modules: Sequence[str], transformer_engine: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from megatron.core.extensions.transformer_engine import HAVE_TE
 
 from parallel.config import PrecisionConfig
-from parallel.errors import SharedMistake
+from program.errors import SharedMistake
 
 AVAILABLE = {
     "delayed": "is_fp8_available",

@@ -6,7 +6,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from parallel.errors import SharedMistake
+from program.errors import SharedMistake
 
 
 class ZeroCenteredRMSNorm(nn.RMSNorm):

@@ -50,7 +50,7 @@ from models.layers.self_attention import BlockAttention
 from models.norms import NORMS
 from models.shapes import GPTShape
 from models.symbols import MLPS
-from parallel.errors import SharedMistake
+from program.errors import SharedMistake
 
 # On-disk names of a norm that stands alone -> of one fused into the linear layer behind it (Transformer Engine's).
 FUSED_ATTENTION = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}

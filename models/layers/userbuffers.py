@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterator
 
 from parallel.config import PrecisionConfig
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.precision import params_dtype
+from program.errors import SharedMistake
 
 
 @contextlib.contextmanager

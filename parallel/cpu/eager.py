@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from parallel.errors import UserError
 from parallel.launch import node_name
+from program.errors import UserError
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from parallel import command
-from parallel.errors import UserError
+from program import command
+from program.errors import UserError
 
 SUBCOMMANDS = ("step", "checkpoint", "data")
 

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import read_json
+from program.untrusted import read_json
 from tools.shared.processor import cpu_model
 from tools.shared.written import check_file, marked, write_file
 

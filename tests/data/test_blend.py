@@ -13,7 +13,7 @@ from data.prepare import prepare
 from data.shard_writer import ShardWriter
 from data.source import build_source
 from data.sources import named, read_weights
-from parallel.errors import UserError
+from program.errors import UserError
 from training.config.recipe import dump, load
 
 

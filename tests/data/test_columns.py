@@ -20,7 +20,7 @@ from data.raw import documents, inputs, pieces, units
 from data.raw.csv_records import RecordScanner
 from data.raw.reading import DocumentOffset, ReadOptions, Rejects
 from data.shards import Shard
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.preprocess.__main__ import main
 
 TEXTS = [

@@ -1,7 +1,7 @@
 import pytest
 
 from data import corpus
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 def test_it_is_real_bounded_and_without_tests():

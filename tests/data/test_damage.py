@@ -17,7 +17,7 @@ from data.prepare import prepare
 from data.shards import Shard, bin_path, idx_path
 from data.source import build_source
 from data.tokenizers.base import open_tokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.preprocess import verify
 from tools.preprocess.__main__ import main
 from tools.preprocess.summary import Totals

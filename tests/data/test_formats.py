@@ -14,7 +14,7 @@ from data.prepare import prepare
 from data.raw import documents, format, inputs, pieces, units
 from data.raw.reading import ReadOptions, Rejects
 from data.shards import Shard
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.preprocess.__main__ import main
 
 TEXTS = ["one ü", "two\nlines", "three"]

@@ -7,7 +7,7 @@ from data import inputs
 from data.raw import pieces
 from data.raw.inputs import file_source
 from data.shard_writer import ShardWriter
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 def documents(path, key="text"):

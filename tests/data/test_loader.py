@@ -6,7 +6,7 @@ import torch
 
 from data.config import DataConfig
 from data.loader import Packing, Prefetcher, Ring, needs_batch, to_batch
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 class Counting:

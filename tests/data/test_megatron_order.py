@@ -9,7 +9,7 @@ from data.config import DataConfig
 from data.megatron_order import SamplePlan, open_splits
 from data.prepare import prepare
 from data.shard_writer import ShardWriter
-from parallel.errors import UserError
+from program.errors import UserError
 from training.config.run_config import RunConfig
 from training.config.schedules import batch_schedule
 from training.config.train_config import TrainConfig

@@ -17,7 +17,7 @@ from data.prepare import prepare
 from data.raw import pieces
 from data.shards import Shard
 from data.tokenizers.base import ByteTokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 FORK = multiprocessing.get_context("fork")

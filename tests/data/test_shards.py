@@ -12,7 +12,7 @@ from data.shards import HEADER, Shard, bin_path, idx_path, token_dtype
 from data.source import build_source
 from data.split import SPLITS, split_documents
 from data.tokenizers.base import ByteTokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.preprocess.verify import verify
 
 SPLIT = "90,9,1"

@@ -9,7 +9,7 @@ from data.shard_writer import ShardWriter
 from data.shards import Shard
 from data.source import build_source
 from data.tokenizers.base import ByteTokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 
 ALL_TRAIN = DataConfig(split="1,0,0")
 

@@ -19,7 +19,7 @@ from data.streaming import stream
 from data.streaming.source import REMEMBERED, StreamedSource
 from data.streaming.stream import Cursor, documents
 from data.tokenizers.engines import BytesEngine
-from parallel.errors import UserError
+from program.errors import UserError
 from training.batches import DEPTH
 
 draw = random.Random(5)

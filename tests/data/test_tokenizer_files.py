@@ -15,7 +15,7 @@ from data.tokenizers.base import SentencePieceTokenizer, TiktokenTokenizer, open
 from data.tokenizers.gpt2_pair import PairTokenizer
 from data.tokenizers.tiktoken_meta import LLAMA3_PATTERN, encoding_of
 from data.tokenizers.tokenizer_json import JsonTokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.preprocess.__main__ import main
 
 EOD = "<|endoftext|>"

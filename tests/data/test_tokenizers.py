@@ -9,7 +9,7 @@ from data import corpus
 from data.config import DataConfig
 from data.tokenizers import base, sentencepiece_training
 from data.tokenizers.base import ByteTokenizer, SentencePieceTokenizer
-from parallel.errors import UserError
+from program.errors import UserError
 
 TEXTS = [
     "",

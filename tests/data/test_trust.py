@@ -13,7 +13,7 @@ from data.prepare import prepare
 from data.shard_writer import ShardWriter
 from data.shards import Shard, bin_path, idx_path
 from data.source import build_source
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.preprocess.__main__ import main
 
 

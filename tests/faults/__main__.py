@@ -25,8 +25,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from parallel import command, launch, output
-from parallel.flags import parse_flags
+from parallel import launch, output
+from program import command
+from program.flags import parse_flags
 from tests.benchmarks.circumstances import ROOT, commit, now
 from tests.faults import document
 from tests.faults.results import Store

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from parallel.config import ParallelConfig
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from tests.faults.injection import Injection, fresh_copy, inject
 from tests.faults.results import CaseResult, Store
 from tests.faults.trainer import TINY, FaultTrainer, configuration, on_ranks, own_digest, started

@@ -17,8 +17,8 @@ from typing import cast
 import torch.distributed as dist
 
 from parallel.config import ParallelConfig
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from tests.faults.damages import Heard
 from tests.faults.results import CaseResult, Store
 from tests.faults.trainer import TINY, FaultTrainer, configuration, on_ranks, started

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from parallel.processes import is_running, start_of
+from program.processes import is_running, start_of
 
 WRITER = "training.checkpoint.background"
 """In the command line of a process that saves in the background."""

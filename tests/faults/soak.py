@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
-from parallel import command
-from parallel.flags import parse_flags
+from program import command
+from program.flags import parse_flags
 from tests.faults.browser import problems_in_a_browser
 from tests.faults.processes import Family, family, kill
 from tests.faults.soak_program import FLAGS, NAN, ROOT

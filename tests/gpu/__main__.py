@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from parallel import command, launch
-from parallel.flags import parse_flags
+from parallel import launch
+from program import command
+from program.flags import parse_flags
 from tests.benchmarks.circumstances import ROOT
 from tests.gpu import processes
 from tests.gpu.rank import MEASUREMENTS

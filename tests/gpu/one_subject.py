@@ -9,9 +9,9 @@ import time
 import traceback
 from pathlib import Path
 
-from parallel import command
-from parallel.errors import UserError
-from parallel.untrusted import read_json
+from program import command
+from program.errors import UserError
+from program.untrusted import read_json
 from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import SIZES
 from tests.gpu.subject_run import SubjectRun, UnrunError

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from parallel.processes import die_with_parent
+from program.processes import die_with_parent
 from tests.benchmarks.circumstances import ROOT
 
 KILLED_S = 15.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel import cuda_environment, launch, local_ranks
-from parallel.untrusted import read_json
+from program.untrusted import read_json
 from tests.gpu.measured_models import loaded
 from training.lean_imports import TRANSFORMER_ENGINE
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallel.durable import replace_file
-from parallel.untrusted import read_json
+from program.durable import replace_file
+from program.untrusted import read_json
 from tests.gpu import page
 from tests.gpu.machine import GpuMachine
 from tests.gpu.report_text import WORDS, summary, table

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from parallel.output import columns
+from program.printing import columns
 
 WORDS = {"passed": "passed", "failed": "FAILED", "unrun": "not run"}
 GIST = 140

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from parallel.durable import replace_file
+from program.durable import replace_file
 from tests.gpu.machine import GpuMachine
 from tests.gpu.processes import ranks_of
 from tests.gpu.sizes import Sizes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from parallel.output import columns
+from program.printing import columns
 from tests.gpu_path.emulator import ROOT, Emulation
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))  # as pytest does: the next one imports from there

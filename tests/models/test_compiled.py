@@ -14,10 +14,10 @@ from gradients import VOCABULARY, sums_and_gradients
 from models.layers import compiled
 from models.layers.compiled import Compiler, as_written
 from parallel import groups
-from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout
 from parallel.random_states import set_tracked_states, tracked_states
+from program.errors import UserError
 from ranks import run_ranks
 from tools.parity.layouts import shrink, with_layout
 from training.cli import parse

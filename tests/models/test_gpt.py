@@ -14,10 +14,10 @@ from models.init import fill_normal, std_of
 from models.names import canonical
 from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import layout_of
 from parallel.regions import boxes_of, whole_tensors
+from program.errors import UserError
 from ranks import run_ranks
 
 FP32 = PrecisionConfig(dtype="fp32")

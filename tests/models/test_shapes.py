@@ -16,7 +16,7 @@ from models.resolve import resolve
 from models.shape_fields import MEGATRON_NAMES
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 def test_names_of_a_gpt2_like_model() -> None:

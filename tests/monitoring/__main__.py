@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel import command
-from parallel.errors import UserError
-from parallel.flags import parse_flags
+from program import command
+from program.errors import UserError
+from program.flags import parse_flags
 from tests.benchmarks.circumstances import ROOT, circumstances, keep, versions
 from tests.monitoring import queries
 from tests.monitoring.mlflow_server import hung_server, real_server

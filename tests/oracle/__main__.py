@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel import command
-from parallel.flags import parse_flags
+from program import command
+from program.flags import parse_flags
 from tests.benchmarks.circumstances import ROOT, commit, now
 
 SHOWN = 6

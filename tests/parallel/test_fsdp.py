@@ -22,11 +22,11 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel import groups
 from parallel.ddp import held
-from parallel.errors import SharedFault
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.regions import HeldTensor
+from program.errors import SharedFault
 from ranks import run_ranks
 from tools.parity.layouts import shrink, with_layout
 from training.cli import parse

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from parallel import failures, launch, local_ranks, output
-from parallel.errors import StoppedOnRequest, UserError
 from parallel.launch import Identity
+from program.errors import StoppedOnRequest, UserError
 from training.watchdog.process import lives
 from waiting import until
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallel.errors import UserError
+from program.errors import UserError
 
 NEEDED = ("id", "model", "seq_len", "gpu", "n_gpus", "gbs")
 TIMES = ("step_s", "tokens_s_gpu", "tflops_gpu")

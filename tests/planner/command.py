@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from models.costs.cases import Column
 from models.costs.predict import SAFE_SHARE
-from parallel.errors import UserError
-from parallel.output import columns
+from program.errors import UserError
+from program.printing import columns
 from tests.planner import refit, validation
 from tests.planner.columns import unread
 from tests.planner.machines import unknown_card

@@ -11,8 +11,8 @@ from typing import Literal, cast
 from models.costs.candidate import Candidate, Recompute
 from models.costs.sizes import ModelSizes
 from models.shapes import GPTShape
-from parallel.errors import UserError
-from parallel.untrusted import read_text
+from program.errors import UserError
+from program.untrusted import read_text
 from tests.planner.columns import canonical, cells
 from tests.planner.machines import cluster_of
 from tests.planner.models import model_name, shape_of, sizes_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.costs.predict import SAFE_SHARE
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.planner import refit
 from tests.planner.fit import fit
 from tests.planner.metrics import errors, memory_errors, order

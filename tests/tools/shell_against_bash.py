@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.script import read_script
 from tools.from_megatron.unknown import OpenText
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from models.costs.flops import peak_flops
-from parallel.errors import UserError
+from program.errors import UserError
 from tools import clusters, nccl_env
 
 ROOT = Path(__file__).parents[2]

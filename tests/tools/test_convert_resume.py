@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from data.tokenizers.sentencepiece_training import builtin_model
 from models.families import TINY
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
 from tools.shared import resumable

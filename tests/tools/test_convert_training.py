@@ -12,8 +12,8 @@ import pytest
 from data.config import DataConfig
 from data.tokenizers.base import open_tokenizer
 from models.families import TINY
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from ranks import run_ranks
 from runs import configuration, train
 from tests.data.test_tokenizer_files import write_llama3

@@ -21,8 +21,8 @@ from models.families import ARCHITECTURES
 from models.hf.files import read_configuration
 from models.hf.other_keys import NO_EFFECT
 from models.hf.shapes import unread
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from programs import Program
 from ranks import run_ranks
 from tests.tools.transformers_folders import MODELS, save_model

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from models.families import TINY
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.hf_folders import write_folder
 from tests.tools.test_convert_training import EOS, SHAPE, SIDE, write_tokenizer
 from tools.convert.__main__ import main

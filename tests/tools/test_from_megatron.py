@@ -11,7 +11,7 @@ import pytest
 from models.costs.parameters import num_parameters
 from models.families import named
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.megatron_scripts import (
     DEEPSEEK_V3,
     EXPERTS,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from models.kernels import FUSIONS
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.megatron_scripts import DEEPSEEK_V3, EXPERTS, GPT3_175B, LLAMA3_8B, SMALLEST, drafted
 from tools.from_megatron import flags_translated as table
 from tools.from_megatron.flags import known

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.megatron_scripts import drafted
 from tools.from_megatron.convert import convert, read_back
 from training.config.schedules import batch_schedule, learning_schedule

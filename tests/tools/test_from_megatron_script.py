@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.__main__ import main
 from tools.from_megatron.convert import convert, find, read_back
 from tools.from_megatron.ranks import ranks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.megatron_scripts import SMALLEST
 from tools.from_megatron.__main__ import main
 from tools.from_megatron.convert import Summary, convert_source, read_back

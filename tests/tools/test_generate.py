@@ -16,7 +16,7 @@ import pytest
 from data.prepared import Prepared
 from data.tokenizers.base import ByteTokenizer
 from models.families import TINY
-from parallel.errors import UserError
+from program.errors import UserError
 from programs import Program
 from runs import configuration, train
 from tests.tools.hf_folders import write_folder

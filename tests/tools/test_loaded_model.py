@@ -11,8 +11,8 @@ import torch
 
 import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
-from parallel.errors import UserError
-from parallel.untrusted import InputError
+from program.errors import UserError
+from program.untrusted import InputError
 from runs import configuration, train
 from tools.convert.__main__ import main as convert
 from tools.inspect_checkpoint.__main__ import main as inspect_checkpoint

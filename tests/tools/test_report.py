@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.processes import machine, start_of
+from program.processes import machine, start_of
 from programs import Program
 from tests.tools.page_checks import check_page, sections_of
 from tests.tools.report_folder import ITERATIONS, KILLED, RESUMED, write_run

@@ -191,7 +191,7 @@ def test_nothing_is_overwritten_and_no_damage_is_copied(
 
 
 def test_verify_finds_a_changed_number(run: Path, tmp_path: Path) -> None:
-    from parallel.errors import UserError
+    from program.errors import UserError
     from tools.reshard.__main__ import compare
     from tools.reshard.options import ReshardOptions
     from tools.reshard.rewriting import planned

@@ -16,8 +16,8 @@ import torch.distributed.checkpoint as dcp
 from models.families import TINY
 from models.hf.shapes import write_config
 from models.hf.tables import Entry, constants
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from ranks import run_ranks
 from tests.tools.dcp_folders import load_and_compare, on_fsdp_ranks, save_as_accelerate, save_as_titan, save_nested
 from tests.tools.hf_folders import write_folder

@@ -12,8 +12,8 @@ import torch
 
 from checkpoint_parts import Parts, configuration, on_ranks, sizes
 from models.names import checkpoint_key
-from parallel.errors import UserError
 from parallel.layout import Layout
+from program.errors import UserError
 from tests.tools.reshard_sources import as_torch_reads, fill_and_save, gpt_on_ranks, save, train_and_save
 from tools.reshard.__main__ import main
 from tools.reshard.megatron.args import SCHEDULER, with_schedule

@@ -9,7 +9,7 @@ import pytest
 
 import runs
 from data.prepared import Prepared
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.benchmarks.data import command as data_benchmark
 from tests.benchmarks.step import command as step_benchmark
 from tests.faults import document

@@ -15,9 +15,9 @@ from xml.etree import ElementTree
 
 import tyro
 
-from parallel import command
-from parallel.errors import UserError
-from parallel.flags import parse_flags
+from program import command
+from program.errors import UserError
+from program.flags import parse_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PART = (

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from parallel import command
-from parallel.errors import UserError
-from parallel.flags import at_least_one, parse_flags, size_in_bytes
+from program import command
+from program.errors import UserError
+from program.flags import at_least_one, parse_flags, size_in_bytes
 from tools.convert import exporting, logits
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder

@@ -9,7 +9,7 @@ from models.hf.row_layouts import Strip
 from models.hf.shapes import read_shape, unread
 from models.hf.tables import Entry, constants, copies, entries, is_computed
 from models.shapes import GPTShape
-from parallel.errors import UserError, printable
+from program.errors import UserError, printable
 from tools.shared.dtypes import FLOATS, FP8_BLOCK, to_numbers
 from tools.shared.hf_folder.headers import DTYPES, THEIR_DTYPES
 from tools.shared.hf_folder.row_blocks import BLOCK_BYTES

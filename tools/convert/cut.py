@@ -20,7 +20,7 @@ from models.hf.other_keys import TOKEN_IDS
 from models.hf.shapes import differing_fields, read_shape, write_config
 from models.hf.tables import Entry, constants, entries
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.shared.dtypes import from_numbers
 from tools.shared.hf_folder.headers import SINGLE, encode_header
 from tools.shared.hf_folder.row_blocks import BLOCK_BYTES

@@ -19,10 +19,10 @@ from models.hf.shapes import without_effect, write_config
 from models.hf.tables import Entry, constants, copies, entries
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel.durable import replace_file
-from parallel.errors import UserError
-from parallel.schema import shown
-from parallel.untrusted import JSON_BYTES, read_bytes, read_text
+from program.durable import replace_file
+from program.errors import UserError
+from program.schema import shown
+from program.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.convert.generation import more_files, with_ends
 from tools.shared import resumable
 from tools.shared.carried_tokenizer import own_ends

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data.tokenizers.base import SentencePieceTokenizer, TiktokenTokenizer, Tokenizer
-from parallel.untrusted import read_foreign
+from program.untrusted import read_foreign
 from tools.shared.carried_tokenizer import TOKENIZER, Ends, eos_ids, is_llama3
 
 GENERATION = "generation_config.json"

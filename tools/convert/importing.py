@@ -16,10 +16,10 @@ from models.config import MOST_NAME
 from models.hf.files import CARRIED_BYTES
 from models.hf.tables import entries
 from models.shapes import GPTShape
-from parallel.durable import replace_file
-from parallel.errors import printable
 from parallel.layout import Layout
-from parallel.untrusted import read_bytes
+from program.durable import replace_file
+from program.errors import printable
+from program.untrusted import read_bytes
 from tools.convert.checking import check
 from tools.shared import resumable
 from tools.shared.carried_tokenizer import STAND_IN, Choice, check_beside, choose

@@ -21,11 +21,11 @@ import numpy as np
 
 from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.errors import UserError
-from parallel.host_memory import available_bytes
 from parallel.launch import Identity
 from parallel.layout import layout_of
-from parallel.processes import die_with_parent
+from program.errors import UserError
+from program.host_memory import available_bytes
+from program.processes import die_with_parent
 from tools.convert.cut import cut_of, write_cut
 from tools.convert.exporting import vocabulary
 from tools.convert.importing import import_folder

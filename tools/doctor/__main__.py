@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from parallel import command
-from parallel.errors import UserError
-from parallel.flags import number_problems, parse_flags
+from program import command
+from program.errors import UserError
+from program.flags import number_problems, parse_flags
 from tools import clusters
 from tools.doctor import examine, report
 from tools.doctor.context import DoctorContext, situation

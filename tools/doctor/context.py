@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from parallel import launch, processes
-from parallel.errors import UserError
+from parallel import launch
+from program import processes
+from program.errors import UserError
 from tools.clusters import Cluster
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parallel.durable import replace_file
+from program.durable import replace_file
 from tools.doctor import (
     clocks,
     collectives,

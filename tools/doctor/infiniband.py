@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, deciding, judged
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeCheck, NodeFacts, deciding, judged
 from tools.doctor.names import own_addresses, resolve

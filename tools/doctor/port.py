@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeCheck, judged
 

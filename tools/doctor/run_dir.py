@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from parallel.durable import replace_file
-from parallel.untrusted import read_text
+from program.durable import replace_file
+from program.untrusted import read_text
 from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeCheck, judged
 

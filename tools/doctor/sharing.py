@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import within
 from tools.doctor.finding import Finding, NodeFacts, judged

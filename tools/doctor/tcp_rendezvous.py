@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallel.schema import JSON
-from parallel.untrusted import parse_json
+from program.schema import JSON
+from program.untrusted import parse_json
 from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeFacts, judged
 from tools.doctor.names import resolve

@@ -5,7 +5,7 @@ import platform
 import sys
 from collections.abc import Sequence
 
-from parallel.untrusted import read_toml
+from program.untrusted import read_toml
 from tools import versions as pins
 from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, deciding, judged

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parallel.untrusted import parse_json
+from program.untrusted import parse_json
 from tools.shared.processor import cpu_model
 
 SEED = 20260101

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from parallel.untrusted import parse_json
+from program.untrusted import parse_json
 
 ROOT = Path(__file__).resolve().parents[2]
 

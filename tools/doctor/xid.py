@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import output_of
 from tools.doctor.finding import Finding, NodeCheck, Status, judged

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from parallel import command, launch
-from parallel.errors import UserError
-from parallel.flags import parse_flags
+from parallel import launch
+from program import command
+from program.errors import UserError
+from program.flags import parse_flags
 from tools.evaluate.work import PLACE, ScoringJob, evaluate
 from tools.shared.loaded_model import on_ranks
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint

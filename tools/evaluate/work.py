@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallel.output import columns
+from program.printing import columns
 from tools.shared.loaded_model import LoadedModel
 from tools.shared.written import marked, write_file
 from training.evaluation.scores import Results, is_stderr, metrics_of, stderr_of

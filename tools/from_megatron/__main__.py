@@ -28,10 +28,10 @@ from typing import Annotated
 
 import tyro
 
-from parallel import command
-from parallel.errors import UserError, printable
-from parallel.flags import parse_flags
-from parallel.untrusted import read_text
+from program import command
+from program.errors import UserError, printable
+from program.flags import parse_flags
+from program.untrusted import read_text
 from tools.from_megatron.convert import convert_source
 from tools.from_megatron.missing import typed_words
 from tools.from_megatron.sources import Source
@@ -73,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = ""
     try:
         source = (
-            read_command(job.arguments, job.source) if job.arguments else read(job.source, settings(job.set), job.shape)
+            read_command(job.arguments, job.source, job.shape)
+            if job.arguments
+            else read(job.source, settings(job.set), job.shape)
         )
         where = "" if source.path is None else f"{source.path}: "
         recipe, summary = convert_source(source, settings(job.set))
@@ -137,10 +139,12 @@ def read(source: str, given: Mapping[str, str], shape: str = "") -> Source:
     return Source(source, "from a command line.", typed=typed, shape=shape)
 
 
-def read_command(path: str, script: str) -> Source:
-    """The words of a command in a file. Raises UserError where a script is given beside it, and for open quotes."""
+def read_command(path: str, script: str, shape: str) -> Source:
+    """The words of a command in a file. Raises UserError where a script or shape is given, and for open quotes."""
     if script:
         raise UserError(f"--arguments {path} beside {script[:200]}: give one of them.")
+    if shape:
+        raise UserError(f"--arguments {path} beside --shape {shape}: the arguments say their model; leave --shape out.")
     try:
         words = shlex.split(read_text(Path(path)).replace("\\\n", " "), comments=True)
     except OSError as error:

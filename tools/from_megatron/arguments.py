@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.flags import Flag, known, nearest
 from tools.from_megatron.flags_forks import HARMLESS, OTHER_MODELS
 from tools.from_megatron.spellings import respelled

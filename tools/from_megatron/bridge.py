@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron import bridge_rules
 from tools.from_megatron.bridge_fields import target_of
 from tools.from_megatron.bridge_flags import BridgeFlags, add_field

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from tools.from_megatron.flags import Flag, known
 
 _RENAMED = {

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallel.errors import UserError
 from parallel.layout import smallest_world
+from program.errors import UserError
 from tools.from_megatron import recipe_text, summary
 from tools.from_megatron.arguments import Arguments, parse
 from tools.from_megatron.draft import Draft

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallel.schema import fits, type_name
+from program.schema import fits, type_name
 from tools.from_megatron.arguments import Arguments, number
 from tools.from_megatron.flags_translated import Default
 from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown, joined

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from parallel.errors import UserError
-from parallel.untrusted import read_text
+from program.errors import UserError
+from program.untrusted import read_text
 from tools.from_megatron.bridge_flags import BridgeFlags
 from tools.from_megatron.shell.programs import Launch
 from tools.from_megatron.yaml_text import YamlValue, plain, read_yaml

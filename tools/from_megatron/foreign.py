@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from parallel.untrusted import InputError, json_value, toml_table
+from program.untrusted import InputError, json_value, toml_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.flags import known
 from tools.from_megatron.yaml_text import YamlText, YamlValue
 

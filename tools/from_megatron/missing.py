@@ -4,7 +4,7 @@ import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.arguments import MAY_STAY_OPEN, Arguments, parse
 from tools.from_megatron.flags import known
 from tools.from_megatron.flags_translated import EXPERT_FIELDS, EXPERT_SWITCHES, LATENT_FIELDS, PREDICTION_FIELDS

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.arguments import number
 from tools.from_megatron.draft import Draft
 from training.config.batch_schedule import BatchSchedule

@@ -2,7 +2,7 @@
 
 from pathlib import PurePath
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.draft import DEFAULT, Draft
 from tools.from_megatron.unknown import ScriptWord
 

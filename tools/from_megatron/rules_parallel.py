@@ -3,8 +3,8 @@
 import typing
 
 from parallel.config import StreamGroup
-from parallel.errors import UserError
 from parallel.stages import layout_chunks
+from program.errors import UserError
 from tools.from_megatron.draft import DEFAULT, Draft
 from tools.from_megatron.rules_model import num_layers
 

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.draft import DEFAULT, Draft
 from tools.from_megatron.rules_batch import Batches, batches
 

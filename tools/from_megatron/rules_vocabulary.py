@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.untrusted import json_value, read_text
+from program.errors import UserError
+from program.untrusted import json_value, read_text
 from tools.from_megatron.draft import DEFAULT, Draft
 from tools.from_megatron.missing import how_to_give
 from tools.from_megatron.unknown import OpenText, ScriptWord

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.shell.others import OtherAnswer
 from tools.from_megatron.shell.programs import Launch
 from tools.from_megatron.shell.reading import Reading, same_call

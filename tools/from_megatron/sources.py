@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from models.families import SHAPES, named
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.bridge import flags_of, is_bridge, of_shape
 from tools.from_megatron.flags import known
 from tools.from_megatron.flagscale import is_flagscale, read_flagscale
@@ -66,8 +66,6 @@ class SourceReading:
 def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
     """The command that starts the training. given: what --set says. Raises UserError where there is none."""
     if source.words:
-        if source.shape:
-            raise UserError(f"--shape {source.shape}: the arguments say their model; leave --shape out.")
         return SourceReading(_command(source.words), ScriptReading(not_read=list(given)))
     again: list[str] = []
     yaml = _yaml(source, again)

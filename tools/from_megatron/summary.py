@@ -4,7 +4,7 @@ import difflib
 import shlex
 from collections.abc import Mapping, Sequence
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.arguments import parse
 from tools.from_megatron.draft import Draft
 from tools.from_megatron.missing import how_to_give

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from parallel.errors import UserError
+from program.errors import UserError
 
 MOST_BYTES, MOST_NODES = 1 << 20, 50_000
 

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 import tyro
 
-from parallel import command, launch
-from parallel.errors import UserError
-from parallel.flags import parse_flags
-from parallel.untrusted import read_foreign
+from parallel import launch
+from program import command
+from program.errors import UserError
+from program.flags import parse_flags
+from program.untrusted import read_foreign
 from tools.generate.prompts import Prompt, new_tokens_for, prompt_of, read_prompts
 from tools.generate.work import Job, answer, converse
 from tools.shared.carried_tokenizer import eos_ids, own_ends

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel.errors import UserError, printable
-from parallel.schema import JSON
-from parallel.untrusted import InputError, parse_json, read_text
+from program.errors import UserError, printable
+from program.schema import JSON
+from program.untrusted import InputError, parse_json, read_text
 
 FILE_BYTES = 1 << 30
 USUAL_NEW_TOKENS = 128

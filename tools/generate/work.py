@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from parallel.errors import UserError, printable
+from program.errors import UserError, printable
 from tools.generate.prompts import Prompt, new_tokens_for
 from tools.shared.loaded_model import LoadedModel
 from training.generation.settings import Sampling, TextLimits

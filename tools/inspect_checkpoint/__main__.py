@@ -20,9 +20,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from parallel import command, output
-from parallel.errors import UserError, printable
-from parallel.flags import at_least_one, parse_flags
+from program import command, printing
+from program.errors import UserError, printable
+from program.flags import at_least_one, parse_flags
 from tools.inspect_checkpoint import average, catalogue, compare, numbers, tree
 from tools.inspect_checkpoint.contents import parameters
 from tools.inspect_checkpoint.text import size
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = parse_flags(Inspect, given, "python -m tools.inspect_checkpoint", __doc__)
     code = 0
     try:
-        with output.for_a_reader():
+        with printing.for_a_reader():
             code = job.run()
     except UserError as error:
         print(f"tools.inspect_checkpoint: {error}", file=sys.stderr)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from models.hf.files import CARRIED_BYTES
-from parallel.durable import replace_file
-from parallel.errors import UserError
-from parallel.untrusted import JSON_BYTES, read_bytes, read_text
+from program.durable import replace_file
+from program.errors import UserError
+from program.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
 from tools.inspect_checkpoint.numbers import Shape, read, rectangles
 from tools.inspect_checkpoint.text import some

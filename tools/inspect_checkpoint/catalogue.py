@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from parallel.untrusted import InputError, read_json, read_text, read_toml
+from program.untrusted import InputError, read_json, read_text, read_toml
 from tools.inspect_checkpoint.text import columns, size
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.inspect_checkpoint.contents import Stored, StoredParameter
 from tools.inspect_checkpoint.text import columns, finite, number
 from tools.shared.dtypes import to_numbers

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from parallel import output
+from program import printing
 
 
 def size(count: float) -> str:
@@ -32,7 +32,7 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
     """Rows of cells as lines; the columns ``right`` are flush right. Rows may be shorter than the longest."""
     width = max(map(len, rows), default=0)
     padded = [[*row, *[""] * (width - len(row))] for row in rows]
-    return output.columns(padded, left=[column for column in range(width) if column not in right], indent="")
+    return printing.columns(padded, left=[column for column in range(width) if column not in right], indent="")
 
 
 def some(names: Sequence[str], most: int = 3) -> str:

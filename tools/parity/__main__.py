@@ -18,9 +18,10 @@ from typing import Annotated
 
 import tyro
 
-from parallel import command, launch, output
-from parallel.errors import UserError
-from parallel.flags import parse_flags
+from parallel import launch, output
+from program import command
+from program.errors import UserError
+from program.flags import parse_flags
 from tools.parity import against
 from tools.parity.layouts import shrink
 from training.cli import parse

@@ -14,7 +14,7 @@ from models.names import checkpoint_key
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.shared.dtypes import to_numbers
 from tools.shared.held_checkpoint import HeldCheckpoint
 from tools.shared.hf_folder.row_blocks import RowBlock, read_block

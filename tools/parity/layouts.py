@@ -9,8 +9,8 @@ from models.kernels import KernelsConfig
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
-from parallel.errors import UserError
 from parallel.layout import replica_size, smallest_world
+from program.errors import UserError
 from training.config.run_config import CheckpointConfig, RunConfig
 
 SIZES = {

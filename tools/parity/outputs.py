@@ -18,9 +18,9 @@ from models.families import TABLES
 from models.shapes import GPTShape
 from models.sublayers import block_of
 from parallel import groups
-from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout
+from program.errors import UserError
 from tools.parity.compared_model import ComparedModel
 from training.checkpoint.weights import restore_weights
 from training.health.names import parameter_names

@@ -23,9 +23,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from parallel import command, output
-from parallel.errors import UserError
-from parallel.flags import parse_flags
+from program import command, printing
+from program.errors import UserError
+from program.flags import parse_flags
 from tools.plan import flags, run
 from tools.plan.goodput.command import Goodput, goodput
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = "python -m tools.plan" + (f" {name}" if name in given[:1] else "")
     asked: Any = parse_flags(kind, rest, program, description)
     try:
-        with output.for_a_reader():
+        with printing.for_a_reader():
             act(asked)
     except UserError as error:
         print(error, file=sys.stderr)

@@ -11,7 +11,7 @@ from pathlib import Path
 from models.config import ModelConfig
 from models.families import named
 from parallel.config import ParallelConfig
-from parallel.errors import UserError
+from program.errors import UserError
 from tools import clusters
 from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.cost.hardware import computable

@@ -21,10 +21,10 @@ import tyro
 from data.config import path_of
 from data.raw.reading import ReadOptions
 from data.tokenizers.engines import EngineName
-from parallel import command
-from parallel.errors import UserError
-from parallel.flags import parse_flags
-from parallel.schema import text_problem
+from program import command
+from program.errors import UserError
+from program.flags import parse_flags
+from program.schema import text_problem
 from tools.preprocess import run, training, verify
 from tools.preprocess.encoding import SpecialText
 from tools.preprocess.output import ArrayShare, Output

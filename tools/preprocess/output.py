@@ -17,10 +17,10 @@ from data.cache import NO_LOCKS
 from data.inputs import PLAN_BYTES, UNIT, empty_path, joined, planned_keys, work_folder
 from data.manifest import ShardManifest, manifest_path, read_manifest
 from data.shards import bin_path, idx_path
-from parallel.durable import replace_file
-from parallel.errors import UserError
-from parallel.schema import JSON, Count
-from parallel.untrusted import InputError, parse_json, read_bytes
+from program.durable import replace_file
+from program.errors import UserError
+from program.schema import JSON, Count
+from program.untrusted import InputError, parse_json, read_bytes
 from tools.shared.written import check_place
 
 LEFTOVER = re.compile(r"-(\d{5,})(?:-of-\d{5,})?\.[\w.]+\.tmp-")

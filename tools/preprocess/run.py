@@ -15,7 +15,7 @@ from data.shards import bin_path, token_dtype
 from data.tokenizers import engines
 from data.tokenizers.base import EXPECTED, ByteTokenizer, Tokenizer, exists, open_named
 from data.tokenizers.engines import EngineName
-from parallel.errors import UserError, printable
+from program.errors import UserError, printable
 from tools.preprocess import estimate, shuffle_merge, summary, worker_pool
 from tools.preprocess.encoding import Encoding, SpecialText
 from tools.preprocess.estimate import Extent, Sample

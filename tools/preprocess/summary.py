@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from parallel.errors import UserError
-from parallel.schema import Count
-from parallel.untrusted import InputError, open_regular, read_json
+from program.errors import UserError
+from program.schema import Count
+from program.untrusted import InputError, open_regular, read_json
 from tools.preprocess.output import COUNTS, read_unit, write_whole
 from tools.preprocess.tokenize_unit import TokenizeJob
 

@@ -14,7 +14,7 @@ from data.raw.units import Unit
 from data.shard_writer import ShardWriter
 from data.shards import token_dtype
 from data.tokenizers.base import Tokenizer
-from parallel.errors import printable
+from program.errors import printable
 from tools.preprocess.encoding import Encoding, UnitCounts
 from tools.preprocess.output import (
     Output,

@@ -8,7 +8,7 @@ from pathlib import Path
 from data.raw import documents, inputs, units
 from data.raw.reading import ReadOptions, Rejects
 from data.tokenizers.sentencepiece_training import REVERSIBLE
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.preprocess.output import saying_where_no_space_is, write_whole
 from tools.shared.written import check_new
 

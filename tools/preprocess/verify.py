@@ -9,7 +9,7 @@ from pathlib import Path
 from data.inputs import NUMBERED, SHARD_SUFFIXES, UNIT, check_counts, joined, only, resolve, work_folder
 from data.manifest import FileSum, damaged_blocks, is_manifest, manifest_path, read_manifest
 from data.shards import Shard, bin_path, idx_path
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.preprocess import worker_pool
 
 OURS = re.compile(r"-\d{5,18}-of-\d{5,18}$|_document$")

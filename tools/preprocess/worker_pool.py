@@ -13,8 +13,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from parallel.errors import UserError
-from parallel.processes import ctrl_c_later, die_with_parent
+from program.errors import UserError
+from program.processes import ctrl_c_later, die_with_parent
 
 POLL_S = 0.2
 Report = Callable[[int, int], None]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import tyro
 
-from parallel import command
-from parallel.errors import UserError
-from parallel.flags import parse_flags
+from program import command
+from program.errors import UserError
+from program.flags import parse_flags
 from tools.report.page import render
 from tools.report.run_data import read_run, shown_name
 from tools.shared.written import check_file, marked, write_file

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 import tomli_w
 
-from parallel.errors import UserError
-from parallel.untrusted import InputError, open_regular, read_toml
+from program.errors import UserError
+from program.untrusted import InputError, open_regular, read_toml
 from tools.report.markup import moment
 from tools.report.page import render
 from tools.report.run_data import read_run

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import InputError, json_value, open_regular
+from program.untrusted import InputError, json_value, open_regular
 from training.metrics.jsonl import MOST_LINE_BYTES, NON_FINITE
 
 MOST_BYTES = 192 << 20

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from parallel.errors import UserError
-from parallel.processes import is_running, machine
-from parallel.schema import JSON
-from parallel.untrusted import InputError, parse_json, read_bytes, read_toml, toml_table
+from program.errors import UserError
+from program.processes import is_running, machine
+from program.schema import JSON
+from program.untrusted import InputError, parse_json, read_bytes, read_toml, toml_table
 from tools.report.metrics_table import MetricsTable, read_metrics
 from training.config.deprecated import in_current_names
 from training.config.recipe import dump

@@ -21,9 +21,9 @@ from typing import Annotated
 
 import tyro
 
-from parallel import command
-from parallel.errors import UserError
-from parallel.flags import at_least_one, parse_flags, size_in_bytes
+from program import command
+from program.errors import UserError
+from program.flags import at_least_one, parse_flags, size_in_bytes
 from tools.reshard import triplane_format
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import target as dcp_target

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from parallel.errors import UserError
-from parallel.untrusted import regular_descriptor
+from program.errors import UserError
+from program.untrusted import regular_descriptor
 from tools.reshard.tensors import Rectangle
 from tools.reshard.torch_file import StridedView, TorchFile, damaged_storages, read_view
 from training.checkpoint.format.coverage import covered_once

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-from parallel.errors import UserError
+from program.errors import UserError
 
 DTYPES = {
     name: name

@@ -13,8 +13,8 @@ from models.hf.files import CARRIED, read_configuration
 from models.hf.shapes import read_shape, write_config
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel.durable import replace_file
-from parallel.errors import UserError
+from program.durable import replace_file
+from program.errors import UserError
 from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.checkpoint_source import MASTER, STATE
 from tools.reshard.named_weights import MappedOrigin, NamedWeight, Naming, RowRun, SourceTensor
 from tools.reshard.naming import known_name, namings

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from models.hf.shapes import write_config
 from models.hf.tables import TABLES, Entry, constants, copies, entries
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.named_weights import Geometry, NamedWeight, Names, Naming, NewName, RowRun, renamed
 
 EXPERT = re.compile(r"^(.+)\.(mlp|block_sparse_moe|mixer)\.experts\.(\d+)\.((?:gate|up|down)_proj|w[123])\.weight$")

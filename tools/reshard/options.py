@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from tools.reshard.megatron.job import MegatronJob
 from tools.reshard.named_weights import Names
 

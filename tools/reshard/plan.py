@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from models.resolve import resolve
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.checkpoint_source import STATE, STATES, UNCHANGED, CheckpointSource
 from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions

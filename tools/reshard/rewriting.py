@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard import plan
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import dcp_tensors as dcp_plan

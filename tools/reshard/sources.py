@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.assembled import AssembledFiles
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import source as dcp_source

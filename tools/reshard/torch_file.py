@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from parallel.errors import UserError
-from parallel.untrusted import regular_descriptor
+from program.errors import UserError
+from program.untrusted import regular_descriptor
 from tools.reshard.inert_pickle import (
     InertNames,
     Ordered,

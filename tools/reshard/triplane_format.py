@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from parallel.durable import replace_file
-from parallel.untrusted import read_text
+from program.durable import replace_file
+from program.untrusted import read_text
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.model_recipe import with_tokenizer
 from tools.reshard.options import ReshardOptions

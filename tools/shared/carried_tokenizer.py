@@ -10,9 +10,9 @@ from data.tokenizers.base import SentencePieceTokenizer, TiktokenTokenizer, Toke
 from data.tokenizers.tokenizer_json import JsonTokenizer, TokenizerConfig
 from models.hf.files import CARRIED_BYTES, TOKENIZERS, present
 from models.spans import MOST_TOKENS
-from parallel.errors import UserError
-from parallel.schema import Foreign
-from parallel.untrusted import read_bytes, read_foreign
+from program.errors import UserError
+from program.schema import Foreign
+from program.untrusted import read_bytes, read_foreign
 from training.checkpoint.imported import IMPORTED, STAND_INS
 from training.config.run_config import RunConfig
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parallel.errors import printable
+from program.errors import printable
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #222; --page: #fff; --soft: #f6f6f6; --axis: #999; --grid: #ddd;

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallel.errors import UserError
+from program.errors import UserError
 from training.checkpoint.format.manifest import MANIFEST, DamagedError
 from training.checkpoint.format.reader import FileReader, overlaps
 from training.checkpoint.format.verify import STEP_BYTES, damages, hash_of

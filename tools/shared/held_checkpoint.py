@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.untrusted import InputError, regular_descriptor
+from program.errors import UserError
+from program.untrusted import InputError, regular_descriptor
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 from data.tokenizers.base import Tokenizer
 from models.shapes import GPTShape
 from parallel import cuda_environment, failures, launch, local_ranks, output
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from tools.shared.opened_checkpoint import OpenedCheckpoint
 from training.cli import parse
 from training.config.run_config import RunConfig

@@ -19,8 +19,8 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel import launch
 from parallel.config import ParallelConfig
-from parallel.errors import UserError
-from parallel.schema import JSON
+from program.errors import UserError
+from program.schema import JSON
 from tools.parity.layouts import with_layout
 from tools.shared.checked_checkpoint import read_config
 from tools.shared.held_checkpoint import HeldCheckpoint, deleted_is_said

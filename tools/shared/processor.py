@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 
 
 def cpu_model() -> str:

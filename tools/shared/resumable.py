@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from parallel.durable import replace_file, sync_folder
-from parallel.errors import UserError
-from parallel.processes import ctrl_c_later, die_with_parent
-from parallel.untrusted import InputError, read_bytes
+from program.durable import replace_file, sync_folder
+from program.errors import UserError
+from program.processes import ctrl_c_later, die_with_parent
+from program.untrusted import InputError, read_bytes
 from tools.shared.checked_checkpoint import FIX
 from tools.shared.written import check_new
 from training.checkpoint.format.manifest import DamagedError

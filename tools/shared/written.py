@@ -10,8 +10,8 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from parallel.durable import replace_file
-from parallel.errors import UserError
+from program.durable import replace_file
+from program.errors import UserError
 from training.checkpoint.format.manifest import MANIFEST
 
 RUNS_FILES = ("owner.json", "history.jsonl", "metrics.jsonl", "watch", "checkpoints")

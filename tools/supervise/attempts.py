@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from parallel.schema import JSON, Text
-from parallel.untrusted import InputError, parse_json, read_bytes
+from program.schema import JSON, Text
+from program.untrusted import InputError, parse_json, read_bytes
 from tools.supervise.rule import RunAttempt
 
 ATTEMPTS = "attempts.jsonl"

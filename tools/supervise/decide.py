@@ -22,10 +22,10 @@ from pathlib import Path
 
 import tyro
 
-from parallel import command
-from parallel.errors import UserError, printable
-from parallel.flags import parse_flags
-from parallel.untrusted import InputError, read_json
+from program import command
+from program.errors import UserError, printable
+from program.flags import parse_flags
+from program.untrusted import InputError, read_json
 from tools.shared.written import check_file, is_list_of_nodes
 from tools.supervise import attempts, evidence, rule
 from tools.supervise.attempts import AttemptRecord

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallel.schema import JSON
-from parallel.untrusted import InputError, read_json
+from program.schema import JSON
+from program.untrusted import InputError, read_json
 from training.checkpoint import folders
 from training.watchdog import verdict_file
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallel.failures import STOPPED
-from parallel.schema import Text
+from program.schema import Text
 
 BAD_INPUT = 2
 """Exit code of a run that was given something that cannot work: the same again cannot work either."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from parallel.schema import JSON, Count, Range, structured
+from program.schema import JSON, Count, Range, structured
 from training.config.batch_schedule import BatchSchedule
 from training.loop import Callback
 from training.progress import Progress

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel.errors import SharedMistake, UserError
 from parallel.groups import Ranks
+from program.errors import SharedMistake, UserError
 
 
 def on_first_rank[T](action: Callable[[], T], ranks: Ranks) -> T:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from parallel.errors import SharedFault, SharedMistake
+from program.errors import SharedFault, SharedMistake
 from training.checkpoint import Contents, folders, room, save, settled
 from training.checkpoint.agreement import gathered, on_every_rank, on_first_rank
 from training.checkpoint.background.messages import Commit, Outcome, mark_failed

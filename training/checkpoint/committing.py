@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parallel.durable import replace_file
-from parallel.schema import Text
+from program.durable import replace_file
+from program.schema import Text
 from training.checkpoint import folders, room
 from training.checkpoint.format.manifest import Lineage, write_manifest
 from training.checkpoint.format.tables import merge, remove_tables

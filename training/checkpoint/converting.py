@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parallel.durable import replace_file
-from parallel.errors import UserError
 from parallel.launch import Identity
-from parallel.processes import die_with_parent
-from parallel.untrusted import InputError, read_json, read_text
+from program.durable import replace_file
+from program.errors import UserError
+from program.processes import die_with_parent
+from program.untrusted import InputError, read_json, read_text
 from training.checkpoint.folders import checkpoints, complete, is_complete, remove
 from training.checkpoint.foreign import ForeignFolder, recognise
 from training.checkpoint.foreign_model import check_before

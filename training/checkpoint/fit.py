@@ -8,8 +8,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from models.names import canonical
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
+from program.errors import SharedMistake
 from training.checkpoint import model_state, optimizer_state, rng
 
 Shapes = Mapping[str, tuple[int, ...]]

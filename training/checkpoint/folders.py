@@ -16,9 +16,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from parallel.durable import replace_file, sync_folder
-from parallel.errors import UserError
-from parallel.untrusted import InputError, read_text
+from program.durable import replace_file, sync_folder
+from program.errors import UserError
+from program.untrusted import InputError, read_text
 from training.checkpoint.foreign import recognise
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.verify import damages

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from parallel.untrusted import InputError, read_json, read_text
+from program.untrusted import InputError, read_json, read_text
 
 Kind = Literal["hf", "torch_dist", "mp_rank", "dcp", "deepspeed"]
 

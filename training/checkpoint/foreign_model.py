@@ -5,7 +5,7 @@ from models.hf.files import read_configuration
 from models.hf.shapes import differing_fields, read_shape
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from training.checkpoint.foreign import ForeignFolder
 from training.checkpoint.imported import refuse_stand_in
 from training.config.recipe import whole

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from data.config import DataConfig
 from data.sources import inputs_of, named
-from parallel.errors import UserError
+from program.errors import UserError
 from training.checkpoint.folders import candidates, checkpoints, find
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.state import JSON, read_state

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallel.schema import Count, structured
-from parallel.untrusted import JSON_BYTES, InputError, json_value, read_bytes
+from program.schema import Count, structured
+from program.untrusted import JSON_BYTES, InputError, json_value, read_bytes
 from training.checkpoint.format.manifest import MANIFEST, MOST_ANCESTORS, Lineage
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parallel.regions import Box
-from parallel.schema import JSON, fits, shown
+from program.schema import JSON, fits, shown
 from training.checkpoint import folders
 from training.checkpoint.account import account_problems
 from training.checkpoint.format.index import CheckpointIndex

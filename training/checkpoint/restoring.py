@@ -12,10 +12,10 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from models.layers.fp8_weights import plain_weights
 from parallel.ddp import Chunks, unwrap
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.layout import Layout
 from parallel.regions import Box
+from program.errors import SharedMistake
 from training.checkpoint import fit, folders, model_state, optimizer_state, rng
 from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.format.manifest import DamagedError

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallel.durable import replace_file
+from program.durable import replace_file
 from training.checkpoint import folders
 
 

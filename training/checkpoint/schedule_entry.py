@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from parallel.schema import JSON, structured
+from program.schema import JSON, structured
 from training.config.lr_schedule import Schedule
 
 ENTRY = "schedule"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallel.errors import UserError
 from parallel.layout import Layout
-from parallel.schema import JSON, Count, structured
-from parallel.untrusted import InputError, read_json
+from program.errors import UserError
+from program.schema import JSON, Count, structured
+from program.untrusted import InputError, read_json
 from training.checkpoint.folders import STATE
 from training.checkpoint.format.manifest import DamagedError
 from training.progress import Progress

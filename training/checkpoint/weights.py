@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from parallel.ddp import Chunks
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
+from program.errors import SharedMistake
 from training.checkpoint import fit, optimizer_state
 from training.checkpoint.agreement import gathered
 from training.checkpoint.format.verify import Depth, damages

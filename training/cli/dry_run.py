@@ -18,9 +18,9 @@ from models.costs.stage_parameters import StageParameters, checkpoint_bytes, pro
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
-from parallel.errors import UserError
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
-from parallel.output import columns
+from program.errors import UserError
+from program.printing import columns
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged

@@ -12,9 +12,9 @@ from typing import Any
 
 import tyro
 
-from parallel.errors import SharedMistake
-from parallel.schema import type_name
-from parallel.switches import negated, truth
+from program.errors import SharedMistake
+from program.schema import type_name
+from program.switches import negated, truth
 from training.cli import help
 from training.config.deprecated import OLD_FIELDS, new_names, with_old_flags
 from training.config.recipe import did_you_mean, names

@@ -9,8 +9,8 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from models.shape_fields import declared
-from parallel import output
-from parallel.flags import field_docs
+from program import printing
+from program.flags import field_docs
 from training.config.recipe import sections
 from training.config.run_config import RunConfig
 
@@ -50,7 +50,7 @@ RARE = {
 def show(default: RunConfig, prog: str, everything: bool) -> None:
     """Print the help. everything: with the rare fields."""
     hidden = frozenset[str]() if everything else rare()
-    with output.for_a_reader(), contextlib.suppress(SystemExit):  # tyro's; leaving is the caller's decision
+    with printing.for_a_reader(), contextlib.suppress(SystemExit):  # tyro's; leaving is the caller's decision
         tyro.cli(
             RunConfig,
             prog=prog,

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from parallel import command
-from parallel.errors import SharedMistake, UserError
+from program import command
+from program.errors import SharedMistake, UserError
 from training.cli.flags import given, override
 from training.config.import_path import add_folders
 from training.config.recipe import dump, load

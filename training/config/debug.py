@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from models.resolve import resolve
 from parallel.layout import replica_size
-from parallel.output import columns
+from program.printing import columns
 from training.config.run_config import RunConfig, with_fields
 
 ENVIRONMENT = {

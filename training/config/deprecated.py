@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallel.errors import SharedMistake
-from parallel.schema import structured
-from parallel.untrusted import InputError
+from program.errors import SharedMistake
+from program.schema import structured
+from program.untrusted import InputError
 from training.config.old_names import MOVED, Contradiction, Moved, Values
 from training.config.run_config import RunConfig
 

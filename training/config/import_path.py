@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from parallel import users_code
-from parallel.errors import SharedMistake
-from parallel.users_code import EndsProcess
+from program import users_code
+from program.errors import SharedMistake
+from program.users_code import EndsProcess
 
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _FORM = re.compile(rf"{_NAME}:{_NAME}")

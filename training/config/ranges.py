@@ -9,7 +9,7 @@ import math
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from parallel.launch import MOST_RANKS
-from parallel.schema import Infinite, structured
+from program.schema import Infinite, structured
 
 MOST = 10**12
 """Of any other whole number: tokens, samples, iterations."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import tomli_w
 
-from parallel.errors import SharedMistake, UserError
-from parallel.untrusted import InputError, read_toml
+from program.errors import SharedMistake, UserError
+from program.untrusted import InputError, read_toml
 from training.config.deprecated import with_current_names
 from training.config.import_path import add_folders
 from training.config.run_config import RunConfig

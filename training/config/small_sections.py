@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from data.config import DataConfig, split_weights
 from parallel.layout import Layout
-from parallel.schema import Infinite
+from program.schema import Infinite
 
 FAILURES_PER_GPU_HOUR = 2e-5
 """Of Llama 3's 405B pretraining: 419 unexpected interruptions in 54 days on 16,384 H100, 1.97e-5 per GPU and hour, one

@@ -11,9 +11,9 @@ from megatron.core.optimizer import MegatronOptimizer
 from data.tokenizers.base import Tokenizer
 from models.shapes import GPTShape
 from parallel.ddp import Chunks
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
-from parallel.users_code import users_code
+from program.errors import SharedMistake
+from program.users_code import users_code
 from training.config.import_path import accepts, load
 from training.config.run_config import RunConfig
 from training.loop import Callback, Reason

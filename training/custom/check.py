@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from parallel import local_ranks, output
-from parallel.errors import SharedMistake
 from parallel.launch import Identity
-from parallel.users_code import no_sudden_end
+from program.errors import SharedMistake
+from program.users_code import no_sudden_end
 from training.config.run_config import RunConfig
 from training.lean_imports import lean
 

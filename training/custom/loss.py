@@ -8,8 +8,8 @@ from torch import Tensor
 
 from data.loader import Batch
 from models.layers.cross_entropy import TokenLoss
-from parallel.errors import SharedMistake
-from parallel.users_code import named
+from program.errors import SharedMistake
+from program.users_code import named
 from training.config.import_path import accepts, load, raised
 
 FIELD = "train.loss"

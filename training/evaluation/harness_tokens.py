@@ -11,8 +11,8 @@ from pathlib import Path
 
 from data.tokenizers.base import SentencePieceTokenizer, Tokenizer
 from data.tokenizers.tokenizer_json import JsonTokenizer, Token
-from parallel.errors import UserError
-from parallel.untrusted import InputError, read_foreign
+from program.errors import UserError
+from program.untrusted import InputError, read_foreign
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import append_regular
+from program.untrusted import append_regular
 from training.evaluation.tasks import PreparedTasks
 
 Results = Mapping[str, Any]

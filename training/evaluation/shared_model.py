@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from parallel.errors import StoppedOnRequest
 from parallel.groups import Ranks
+from program.errors import StoppedOnRequest
 from training.evaluation.asked import BrokenOff
 from training.evaluation.batching import PackedRequests, pack
 from training.evaluation.generating import TextGenerator, TextRequests

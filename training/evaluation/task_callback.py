@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from parallel.errors import UserError
+from program.errors import UserError
 from training.config.run_config import RunConfig
 from training.evaluation import scores
 from training.evaluation.asked import Asked, BrokenOff

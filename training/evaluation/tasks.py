@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from data.cache import Console
-from parallel.errors import UserError
-from parallel.users_code import users_code
+from program.errors import UserError
+from program.users_code import users_code
 from training.config.small_sections import EvalConfig
 
 GENERATES = "generate_until"

@@ -13,7 +13,7 @@ from data.full_pass import FullPass
 from data.prepare import prepare as prepare_data
 from data.prepared import Prepared, Samples, SourcedSamples
 from data.source import BlendedSource, TokenSource, build_source
-from parallel.errors import UserError
+from program.errors import UserError
 from training.config.run_config import RunConfig
 from training.config.small_sections import has_own_split
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from models.layers.attention import check_supported
 from models.layers.kv_cache import cached
 from parallel.ddp import Chunks, unwrap
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
+from program.errors import SharedMistake
 from training.generation.forward import CachedLogits, NextLogits, WindowLogits, evaluating
 from training.generation.sampling import choose, generator_of
 from training.generation.settings import Sampling

@@ -7,8 +7,8 @@ same without them, bit by bit: they draw from generators of their own, and leave
 from collections.abc import Callable
 from pathlib import Path
 
-from parallel.errors import SharedMistake, printable
-from parallel.schema import without_problems
+from program.errors import SharedMistake, printable
+from program.schema import without_problems
 from training.config.train_config import TrainConfig
 from training.generation.generate import Watch
 from training.generation.settings import Sampling, TextLimits

@@ -9,9 +9,9 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from parallel.ddp import Chunks
-from parallel.errors import SharedFault
 from parallel.groups import Ranks
 from parallel.launch import node_name
+from program.errors import SharedFault
 from training.checkpoint.optimizer_state import allocate, held_slices
 from training.health.names import host_of, parameter_names
 from training.progress import Progress

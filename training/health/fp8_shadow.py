@@ -19,8 +19,8 @@ from data.loader import Batch
 from parallel import metrics
 from parallel.config import PrecisionConfig
 from parallel.ddp import Chunks, unwrap
-from parallel.errors import SharedFault
 from parallel.groups import Ranks
+from program.errors import SharedFault
 from training.forward_backward import run_schedule
 from training.health.names import parameter_names
 from training.health.replay import Before

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from parallel.groups import Ranks
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from training.health.names import host_of
 from training.health.stragglers import gathered_rows
 from training.loop import Callback

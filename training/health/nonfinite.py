@@ -20,10 +20,10 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from data.loader import Batch
 from parallel.ddp import Chunks
-from parallel.errors import SharedFault
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.launch import node_name
+from program.errors import SharedFault
 from training.checkpoint import folders
 from training.checkpoint.agreement import on_first_rank
 from training.health.names import non_finite, parameter_names

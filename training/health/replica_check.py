@@ -16,10 +16,10 @@ from torch import Tensor
 
 from models.layers.fp8_weights import values
 from parallel.ddp import Chunks, held
-from parallel.errors import SharedFault
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.regions import HeldTensor, Region
+from program.errors import SharedFault
 from training.health.names import host_of, name_of
 from training.progress import Progress
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from parallel.durable import replace_file
 from parallel.groups import Ranks
-from parallel.schema import Count
-from parallel.untrusted import InputError, read_json
+from program.durable import replace_file
+from program.schema import Count
+from program.untrusted import InputError, read_json
 from training.checkpoint.agreement import on_first_rank
 
 NAME = "skipped_samples.json"

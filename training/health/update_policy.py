@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from data.loader import Batch
-from parallel.errors import SharedFault
 from parallel.groups import Ranks
-from parallel.schema import Count, structured
+from program.errors import SharedFault
+from program.schema import Count, structured
 from training.config.small_sections import FaultConfig
 from training.health.nonfinite import NonFinite
 from training.health.replica_check import Replicas

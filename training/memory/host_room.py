@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from models.costs.predict import SAFE_HOST_SHARE, of_stage, size
 from models.shapes import GPTShape
-from parallel import host_memory
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.launch import node_name
+from program import host_memory
+from program.errors import SharedMistake
 from training.checkpoint.agreement import gathered
 from training.config.run_config import RunConfig
 from training.memory.measured import own_case

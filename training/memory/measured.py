@@ -18,7 +18,7 @@ from models.shapes import GPTShape
 from parallel.ddp import Chunks
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from training.config.run_config import RunConfig
 from training.health.stragglers import gathered_rows
 from training.loop import Callback

@@ -10,8 +10,8 @@ import torch
 
 from models.costs.predict import size
 from models.shapes import GPTShape
-from parallel import host_memory
 from parallel.groups import Ranks
+from program import host_memory
 from training.config.run_config import RunConfig
 from training.memory.measured import modules_of
 from training.memory.oom_advice import Room, advice

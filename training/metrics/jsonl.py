@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from parallel.errors import UserError
-from parallel.schema import JSON
-from parallel.untrusted import InputError, append_regular, open_regular, parse_json, regular_descriptor
+from program.errors import UserError
+from program.schema import JSON
+from program.untrusted import InputError, append_regular, open_regular, parse_json, regular_descriptor
 from training.metrics.values import Values
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from parallel import host_memory
-from parallel.untrusted import read_text
+from program import host_memory
+from program.untrusted import read_text
 
 INFINIBAND, INTERFACES = Path("/sys/class/infiniband"), Path("/sys/class/net")
 IB_ERRORS = ("symbol_error", "link_downed", "port_rcv_errors", "port_xmit_discards", "local_link_integrity_errors")

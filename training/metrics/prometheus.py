@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from parallel.durable import replace_file
+from program.durable import replace_file
 from training.metrics.registry import METRICS, Counter, Metric, find
 from training.metrics.values import NO_CURVES, Number, Value, Values
 

@@ -16,8 +16,8 @@ from itertools import batched
 from pathlib import Path
 from typing import Any, Literal
 
-from parallel.durable import replace_file
-from parallel.untrusted import InputError, read_json, read_text
+from program.durable import replace_file
+from program.untrusted import InputError, read_json, read_text
 from training.metrics.redaction import redacted
 from training.metrics.registry import METRICS, Names, named_curves
 from training.metrics.values import Number, Values

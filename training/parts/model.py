@@ -15,8 +15,8 @@ from models.layers.spec import has_transformer_engine, provider
 from models.layers.userbuffers import userbuffers
 from models.shapes import GPTShape
 from parallel import ddp
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
+from program.errors import SharedMistake
 from training import optimizer
 from training.config.divisibility import fp8_problems
 from training.config.incompatible import param_gather_problems

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import InputError, json_value, open_regular, read_bytes
+from program.untrusted import InputError, json_value, open_regular, read_bytes
 
 MOST_BYTES = 4 << 30
 """Of a trace that is read, uncompressed: about 15 million events. They take four times as much memory."""

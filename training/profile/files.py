@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallel.durable import replace_file
-from parallel.untrusted import read_json
+from program.durable import replace_file
+from program.untrusted import read_json
 from training.profile.summary import RankSummary
 
 FOLDER = "profile"

@@ -6,7 +6,7 @@ another attempt (exit code 1), where a folder that never worked is bad input (ex
 
 from pathlib import Path
 
-from parallel.errors import SharedFault, SharedMistake, UserError
+from program.errors import SharedFault, SharedMistake, UserError
 from training.checkpoint import folders
 
 

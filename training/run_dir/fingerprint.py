@@ -10,7 +10,7 @@ from training.config.import_path import digest
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 
-PACKAGES = ("parallel", "models", "data", "training")
+PACKAGES = ("program", "parallel", "models", "data", "training")
 LIBRARIES = ("torch", "megatron-core", "transformer-engine", "numpy", "sentencepiece")
 
 

@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from parallel.schema import JSON
-from parallel.untrusted import InputError, parse_json, read_bytes, regular_descriptor
+from program.schema import JSON
+from program.untrusted import InputError, parse_json, read_bytes, regular_descriptor
 
 HISTORY = "history.jsonl"
 MOST_BYTES = 256 << 20

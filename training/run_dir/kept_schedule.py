@@ -8,9 +8,9 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.schema import JSON, structured
-from parallel.untrusted import InputError, read_toml
+from program.errors import UserError
+from program.schema import JSON, structured
+from program.untrusted import InputError, read_toml
 from training.checkpoint.folders import candidates, checkpoints, find
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.schedule_entry import kept_schedule

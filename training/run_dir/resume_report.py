@@ -7,10 +7,10 @@ from pathlib import Path
 
 from models.config import ModelConfig
 from models.resolve import resolve
-from parallel.errors import UserError
 from parallel.layout import Layout
-from parallel.schema import structured
-from parallel.untrusted import InputError, parse_toml, read_text, toml_table
+from program.errors import UserError
+from program.schema import structured
+from program.untrusted import InputError, parse_toml, read_text, toml_table
 from training.checkpoint.restoring import Restored
 from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import kept_schedule

@@ -9,9 +9,9 @@ from pathlib import Path
 from data.prepared import Prepared
 from data.tokenizers.base import carried
 from data.tokenizers.tokenizer_json import JsonTokenizer
-from parallel.durable import replace_file
-from parallel.errors import SharedMistake
 from parallel.groups import Ranks
+from program.durable import replace_file
+from program.errors import SharedMistake
 from training import checkpoint
 from training.checkpoint.agreement import on_first_rank
 from training.checkpoint.folders import checkpoints

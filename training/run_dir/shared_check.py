@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parallel.groups import Ranks
 from parallel.launch import node_name
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from training.checkpoint.agreement import gathered, on_first_rank
 from training.run_dir.errors import has_trained, shared_run_dir_error
 

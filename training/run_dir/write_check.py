@@ -13,9 +13,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.surroundings import torch_fits
-from parallel.untrusted import regular_descriptor
+from program.errors import UserError
+from program.surroundings import torch_fits
+from program.untrusted import regular_descriptor
 from training.checkpoint import folders, room
 from training.checkpoint.room import reason
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from parallel.errors import UserError
 from parallel.launch import Identity
-from parallel.processes import is_running
-from parallel.untrusted import InputError, read_text
+from program.errors import UserError
+from program.processes import is_running
+from program.untrusted import InputError, read_text
 from training.run_lock import lock_heartbeat
 from training.run_lock.lock_heartbeat import LockHeartbeat, file_of
 from training.run_lock.record import OWNER, Owner, current, describe, encode, myself, progress, successor

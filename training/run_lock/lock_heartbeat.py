@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from parallel.processes import is_running
-from parallel.untrusted import InputError, read_bytes
+from program.processes import is_running
+from program.untrusted import InputError, read_bytes
 
 BEAT_S = 2.0
 _ROOT = Path(__file__).resolve().parent.parent.parent

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from parallel.errors import printable
 from parallel.launch import whole_number
-from parallel.processes import machine, start_of
-from parallel.schema import JSON, Count, Range, Text
-from parallel.untrusted import InputError, open_regular, parse_json, read_json
+from program.errors import printable
+from program.processes import machine, start_of
+from program.schema import JSON, Count, Range, Text
+from program.untrusted import InputError, open_regular, parse_json, read_json
 
 Pid = Annotated[int, Range(0, 1 << 22)]
 """Linux's PID_MAX_LIMIT."""

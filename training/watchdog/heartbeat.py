@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from parallel.errors import printable
-from parallel.schema import Text
-from parallel.untrusted import parse_json
+from program.errors import printable
+from program.schema import Text
+from program.untrusted import parse_json
 
 PHASES = ("start", "data", "load", "step", "evaluation", "generation", "save", "shutdown", "ended")
 """What a rank does, in the order in which an iteration comes to it: a rank in an earlier one is behind."""

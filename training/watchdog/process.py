@@ -6,7 +6,7 @@ import select
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 
 _STATE, _CPU, _START, _EXIT_CODE = 0, slice(11, 13), 19, 49  # fields 3, 14 and 15, 22, 52 of proc(5)'s stat
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from parallel.errors import SharedFault, StoppedOnRequest, UserError
 from parallel.failures import STOPPED, Failure, of_all
 from parallel.launch import Identity, node_name
-from parallel.processes import start_of
+from program.errors import SharedFault, StoppedOnRequest, UserError
+from program.processes import start_of
 from training.config.small_sections import FaultConfig
 from training.watchdog import pace, stacks, verdict_file, watchdog
 from training.watchdog.heartbeat import SUFFIX, Heartbeat, Page, RankInfo, memory_folder, remove

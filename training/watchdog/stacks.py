@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel.schema import Text
+from program.schema import Text
 from training.watchdog.heartbeat import STACKS_SIGNAL
 
 _ROOT = Path(__file__).resolve().parents[2]

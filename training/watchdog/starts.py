@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from parallel.launch import Identity
-from parallel.processes import machine
+from program.processes import machine
 from training.watchdog import verdict_file
 
 KEPT = 10

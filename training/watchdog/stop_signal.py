@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from parallel.errors import StoppedOnRequest
 from parallel.failures import STOPPED
-from parallel.users_code import end_now
+from program.errors import StoppedOnRequest
+from program.users_code import end_now
 
 REPEAT_S = 5.0
 """A request that comes so long after the first is meant: end at once."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from parallel.schema import Text
+from program.schema import Text
 from training.watchdog.heartbeat import PHASES
 from training.watchdog.node_monitor import Report, ranks_text
 

@@ -16,8 +16,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from parallel.durable import replace_file
-from parallel.untrusted import InputError, read_bytes, read_json, read_text
+from program.durable import replace_file
+from program.untrusted import InputError, read_bytes, read_json, read_text
 from training.watchdog.verdict import NodeReport, Verdict
 
 WATCH = "watch"

@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 from models.shapes import GPTShape
 from parallel import launch, local_ranks, output
-from parallel.flags import parse_flags
 from parallel.layout import Layout
-from parallel.untrusted import read_json
+from program.flags import parse_flags
+from program.untrusted import read_json
 from tests.benchmarks.checkpoint import conversion, scale
 from tests.benchmarks.circumstances import ROOT, circumstances, earlier, keep
 from tools.shared.written import check_place

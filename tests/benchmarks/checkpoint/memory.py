@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 
 _RESET_PEAK = "5"  # proc(5), clear_refs: set the peak resident set to the current one
 

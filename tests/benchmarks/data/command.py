@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel.flags import parse_flags
+from program.flags import parse_flags
 from tests.benchmarks.circumstances import ROOT, circumstances, earlier, keep, versions
 from tests.benchmarks.data import loading, tokenising
 from tests.benchmarks.data.table import MeasuredRow

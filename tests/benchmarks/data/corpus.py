@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"

@@ -20,7 +20,7 @@ from data.prepared import Prepared, Samples
 from data.shard_writer import ShardWriter, write_index
 from data.source import build_source
 from data.tokenizers.base import ByteTokenizer
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 from tests.benchmarks.data.table import MeasuredRow, cpu_s
 
 SEQ_LENGTH = 4096

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parallel import launch, output
-from parallel.flags import parse_flags
+from program.flags import parse_flags
 from tests.benchmarks.circumstances import ROOT, circumstances, earlier, keep
 from tests.benchmarks.step import startup
 

@@ -18,7 +18,7 @@ from models.costs.parameters import num_parameters
 from models.resolve import resolve
 from parallel import groups, local_ranks
 from parallel.launch import Identity
-from parallel.untrusted import read_json, read_text
+from program.untrusted import read_json, read_text
 from tests.benchmarks.step.one_rank import WARMUP_STEPS, RandomTokens, configuration, cpu_seconds
 from training import train
 from training.config.run_config import RunConfig

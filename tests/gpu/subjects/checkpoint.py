@@ -5,7 +5,7 @@ import tempfile
 from typing import Any
 
 from models.costs.parameters import num_parameters
-from parallel import host_memory
+from program import host_memory
 from tests.benchmarks.circumstances import ROOT
 from tests.gpu import measured_models
 from tests.gpu.subject_run import SubjectRun, UnrunError

@@ -4,8 +4,9 @@ import os
 import re
 import subprocess
 
-from parallel import host_memory, launch
-from parallel.errors import UserError
+from parallel import launch
+from program import host_memory
+from program.errors import UserError
 from tests.benchmarks.circumstances import circumstances
 from tests.gpu import machine
 from tests.gpu.subject_run import SubjectRun

@@ -16,8 +16,8 @@ from models.layers.userbuffers import userbuffers
 from models.resolve import resolve
 from parallel import groups, launch
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.errors import SharedMistake
 from parallel.layout import Layout
+from program.errors import SharedMistake
 
 made: list[str] = []
 

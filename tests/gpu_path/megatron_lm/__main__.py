@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from parallel.flags import parse_flags
+from program.flags import parse_flags
 from tests.benchmarks.circumstances import circumstances
 from tests.gpu_path.emulator import ROOT
 from tests.gpu_path.megatron_lm.both import Log, Programs, programs, write_data

@@ -10,7 +10,7 @@ import pytest
 
 from models.families import SHAPES, TINY
 from models.hf.shapes import read_shape, write_config
-from parallel.errors import UserError
+from program.errors import UserError
 
 V2, V3 = TINY["deepseek_v2_tiny"], TINY["deepseek_v3_tiny"]
 YARN = {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

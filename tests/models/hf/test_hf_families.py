@@ -8,7 +8,7 @@ import pytest
 from models.families import ARCHITECTURES, SHAPES, TINY
 from models.hf.shapes import read_shape, write_config
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

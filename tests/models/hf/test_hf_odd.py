@@ -6,7 +6,7 @@ import pytest
 
 from models.families import TINY
 from models.hf.shapes import read_shape, write_config
-from parallel.errors import UserError
+from program.errors import UserError
 
 ABSENT = object()
 FEW: tuple[Any, ...] = (ABSENT, None, True, "x", [1], {})

@@ -12,7 +12,7 @@ from models.costs.parameters import num_parameters
 from models.families import SHAPES
 from models.hf.shapes import TRAINING_ONLY, _meaning, read_shape
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 
 
 def of(model_type: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:

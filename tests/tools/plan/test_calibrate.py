@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from doctor_nodes import free_port
 from parallel import groups
-from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout
+from program.errors import UserError
 from programs import Program
 from ranks import run_ranks
 from tools import clusters

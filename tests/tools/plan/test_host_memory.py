@@ -8,7 +8,7 @@ import pytest
 from models.costs.candidate import Candidate
 from models.costs.parameters import num_parameters
 from models.costs.predict import of_stages
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.plan.test_layouts import question
 from tests.tools.plan.test_switches import plan_of
 from tools.plan.report.table import details, switches, verdict

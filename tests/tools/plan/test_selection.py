@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from models.costs.candidate import Candidate
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.plan.test_layouts import question
 from tests.tools.plan.test_plan import printed, refused
 from tools.plan.__main__ import main

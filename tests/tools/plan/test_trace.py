@@ -21,9 +21,9 @@ from models.costs.states import BlockStack, states
 from models.layers.blockwise_attention import BLOCK_ROWS
 from models.resolve import resolve
 from parallel import groups
-from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Coordinates
+from program.errors import UserError
 from tools import clusters
 from tools.plan.search.pricing import price
 from tools.plan.search.recipe import configuration

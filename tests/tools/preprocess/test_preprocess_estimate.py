@@ -13,7 +13,7 @@ import zstandard
 
 from data.raw import documents, inputs, units
 from data.raw.reading import ReadOptions, Rejects
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.preprocess import estimate
 from tools.preprocess.__main__ import main
 

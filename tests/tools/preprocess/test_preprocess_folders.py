@@ -10,7 +10,7 @@ import pytest
 
 from data.raw import inputs
 from data.shards import Shard
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.preprocess_program import process
 from tools.preprocess.__main__ import main
 

@@ -6,7 +6,7 @@ import fcntl
 import pytest
 
 from data.inputs import resolve
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.preprocess_program import results
 from tools.preprocess.__main__ import main
 

@@ -15,7 +15,7 @@ from data.tokenizers import engines
 from data.tokenizers.base import open_tokenizer
 from data.tokenizers.sentencepiece_engine import PART, WORD, WordsEngine
 from data.tokenizers.tiktoken_engine import NEVER, TiktokenEngine
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.preprocess_program import megatron_files, results, shard_bytes
 from tools.preprocess.__main__ import main
 

@@ -8,7 +8,7 @@ import pytest
 
 from data.inputs import resolve
 from data.shards import HEADER, Shard
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.preprocess_program import results
 from tools.preprocess.__main__ import main
 

@@ -18,7 +18,7 @@ import pytest
 from data.inputs import resolve
 from data.manifest import BLOCK_BYTES, BlockSums
 from data.shards import Shard
-from parallel.errors import UserError
+from program.errors import UserError
 from tests.tools.preprocess_program import process, results, shard_bytes, wait_for_end
 from tools.preprocess import worker_pool
 from tools.preprocess.__main__ import main

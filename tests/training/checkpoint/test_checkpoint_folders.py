@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from parallel.errors import UserError
 from parallel.layout import Layout
+from program.errors import UserError
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST, DamagedError
 from training.checkpoint.state import State, read_state, write_state

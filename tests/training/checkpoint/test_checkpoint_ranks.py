@@ -23,9 +23,9 @@ from checkpoint_parts import (
 )  # fmt: skip
 from models.names import canonical
 from parallel.ddp import held
-from parallel.errors import UserError
 from parallel.layout import Layout
 from parallel.regions import boxes_of
+from program.errors import UserError
 from training import checkpoint
 from training.checkpoint import folders, optimizer_state, saving, storage
 from training.checkpoint.format.tables import IncompleteError

@@ -19,7 +19,7 @@ from checkpoint_parts import Parts, configuration, on_ranks, sizes
 from models.config import ModelConfig
 from models.families import TINY
 from models.resolve import resolve
-from parallel.errors import UserError
+from program.errors import UserError
 from programs import Program
 from runs import DEBUG
 from tests.tools import deepspeed_folders

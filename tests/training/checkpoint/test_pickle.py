@@ -16,8 +16,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from parallel.config import ParallelConfig
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from ranks import run_ranks
 from tests.faults.trainer import TINY, FaultTrainer, configuration, own_digest, started
 from training import checkpoint

@@ -14,9 +14,9 @@ from models.costs.predict import fullest
 from models.costs.stage_parameters import stages
 from models.resolve import resolve
 from parallel import groups
-from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout, bubble
+from program.errors import UserError
 from ranks import run_ranks
 from training.cli.dry_run import bytes_per_parameter, describe, grid
 from training.cli.parse import parse_config

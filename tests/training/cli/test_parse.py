@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from parallel.errors import SharedMistake, UserError
-from parallel.flags import field_docs
+from program.errors import SharedMistake, UserError
+from program.flags import field_docs
 from training.cli import parse
 from training.cli.flags import HELP
 from training.cli.help import rare

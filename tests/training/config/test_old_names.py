@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.errors import UserError
+from program.errors import UserError
 from training.cli.flags import given, override
 from training.config.deprecated import OLD_FIELDS, in_current_names
 from training.config.recipe import dump_changed, load, names

@@ -10,7 +10,7 @@ import pytest
 
 import runs
 from data.prepared import Prepared
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.options import ReshardOptions
 from tools.reshard.rewriting import planned
 from tools.reshard.sources import open_source

@@ -8,7 +8,7 @@ import pytest
 
 import runs
 from data.prepared import Prepared
-from parallel.errors import UserError
+from program.errors import UserError
 from programs import Program
 from training.cli import parse
 from training.cli.dry_run import describe

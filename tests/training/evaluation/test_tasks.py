@@ -20,9 +20,9 @@ from lm_eval.tasks import TaskManager
 import runs
 from data.prepared import Prepared
 from parallel import failures, groups, launch, local_ranks, output
-from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout
+from program.errors import UserError
 from programs import Program
 from ranks import run_ranks
 from tests.tools.test_convert_training import write_tokenizer

@@ -14,8 +14,8 @@ from data.loader import Packing
 from data.prepared import Prepared
 from models.resolve import resolve
 from parallel import groups
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from ranks import run_ranks
 from training.config.run_config import RunConfig
 from training.evaluation.validation import Validation

@@ -8,8 +8,8 @@ import pytest
 
 from data.prepared import Prepared
 from parallel.groups import Ranks
-from parallel.schema import JSON, without_problems
-from parallel.untrusted import parse_json
+from program.schema import JSON, without_problems
+from program.untrusted import parse_json
 from runs import configuration, losses, train, train_or_fail
 from tools.shared.loaded_model import LoadedModel, on_ranks
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint

@@ -12,7 +12,7 @@ from models.costs.predict import fullest, of_stages
 from models.costs.recompute_plan import Kind, Place, cheapest, recompute_plans, recomputed_flops
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel.errors import SharedMistake
+from program.errors import SharedMistake
 from training.cli.parse import parse_config
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig

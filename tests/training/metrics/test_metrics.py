@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.errors import UserError
+from program.errors import UserError
 from training.config.run_config import LogConfig
 from training.metrics.background import BackgroundSink
 from training.metrics.console import ConsoleSink, duration

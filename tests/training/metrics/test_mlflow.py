@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parallel.errors import UserError
+from program.errors import UserError
 from training.cli import parse
 from training.config.run_config import LogConfig, RunConfig
 from training.config.small_sections import mlflow_problems

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup, Work
 from data.prepared import Prepared
 from parallel.ddp import unwrap
 from parallel.layout import Layout
-from parallel.untrusted import parse_json
+from program.untrusted import parse_json
 from runs import configuration, losses, train
 from tests.training.health.injected import Rank, inject
 from training import step

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parallel.untrusted import InputError
+from program.untrusted import InputError
 from training.profile.chrome_trace import read_trace
 from training.profile.files import drop_old_traces, read_summary, trace_folder, trace_name
 from training.profile.intervals import length, union, within, without

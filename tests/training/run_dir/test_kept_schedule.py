@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data.prepared import Prepared
-from parallel.errors import UserError
+from program.errors import UserError
 from rewritten import change_state, change_text, copy_of
 from runs import configuration, train
 from training.cli import dry_run, parse

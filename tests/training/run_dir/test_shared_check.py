@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from parallel import groups, launch
-from parallel.errors import SharedFault, SharedMistake
 from parallel.layout import Layout
+from program.errors import SharedFault, SharedMistake
 from ranks import run_ranks
 from training.checkpoint.format.manifest import MANIFEST
 from training.run_dir.shared_check import check_shared

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from parallel.errors import UserError
 from parallel.launch import Identity
+from program.errors import UserError
 from programs import Program
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
@@ -45,7 +45,7 @@ RACE = """
 import os, sys
 from pathlib import Path
 from typing import Any
-from parallel.errors import UserError
+from program.errors import UserError
 from training.run_lock.lock import acquire
 
 def newcomer(folder, gate, end):

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from parallel.processes import start_of
+from program.processes import start_of
 from training.watchdog import stacks
 from training.watchdog.heartbeat import Heartbeat, RankInfo
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from parallel.errors import SharedFault
 from parallel.failures import Failure, guard
 from parallel.launch import Identity
 from parallel.local_ranks import fork_ranks
+from program.errors import SharedFault
 from training.config.small_sections import FaultConfig
 from training.watchdog import verdict_file
 from training.watchdog.heartbeat import Heartbeat

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from parallel.errors import UserError
 from parallel.failures import guard, report
 from parallel.launch import Identity
+from program.errors import UserError
 from training.config.small_sections import FaultConfig
 from training.watchdog import starts
 from training.watchdog.heartbeat import Heartbeat

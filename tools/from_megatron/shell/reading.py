@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.shell import programs
 from tools.from_megatron.shell.run import SECONDS, EndOfRun, Ran, Setting, run
 from tools.from_megatron.unknown import MARK, Marks, Unknown

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.from_megatron.shell import others
 from tools.from_megatron.shell.differences import changed, parts, same, with_open_values, with_text
 from tools.from_megatron.shell.others import Other, OtherAnswer, all_changed, of_value

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.untrusted import read_text
+from program.errors import UserError
+from program.untrusted import read_text
 from tools.from_megatron.shell.calls import Listener
 from tools.from_megatron.shell.seal import BASH, CannotSeal, seal, start
 from tools.from_megatron.shell.world import MAGIC, World

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from parallel.untrusted import InputError, read_text
+from program.untrusted import InputError, read_text
 from tools.from_megatron.shell.calls import FILE, FOLDER, Call, Listener
 
 MAGIC = "/@/"

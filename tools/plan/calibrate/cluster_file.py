@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
 
-from parallel.output import columns
+from program.printing import columns
 from tools.clusters import Cluster, Fabric, Gpu, NodeHardware, Price
 from tools.plan.calibrate import fit
 from tools.plan.cost.constants import Constants

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from parallel import launch
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.calibrate.cluster_file import Curves, Host, fitted_cluster, table, text
 from tools.plan.cost.constants import Constants, fitted

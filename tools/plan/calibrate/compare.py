@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.costs.candidate import Candidate
-from parallel.errors import UserError
-from parallel.output import columns
+from program.errors import UserError
+from program.printing import columns
 from tools import clusters
 from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.cost.hardware import on_cpu, precisions

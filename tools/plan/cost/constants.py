@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
-from parallel.untrusted import read_toml
+from program.untrusted import read_toml
 
 FITTED = Path(__file__).with_name("fitted.toml")
 

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.schema import shown
+from program.errors import UserError
+from program.schema import shown
 from tools.plan.goodput import model
 from tools.plan.goodput.model import simulate
 from training.checkpoint.young_daly import CAUSES, FaultTimes, Shares, advised_interval_s, closed_form, mtbf_s

@@ -5,8 +5,8 @@ import random
 import statistics
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.untrusted import read_text
+from program.errors import UserError
+from program.untrusted import read_text
 from training.checkpoint.young_daly import CAUSES, FaultTimes, Shares
 from training.metrics.jsonl import read_jsonl
 

@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 from typing import NamedTuple
 
-from parallel.untrusted import read_text, read_toml
+from program.untrusted import read_text, read_toml
 from tools.plan.cost.constants import FITTED
 
 POINTS = Path(__file__).with_name("published.csv")

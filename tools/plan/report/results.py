@@ -6,7 +6,7 @@ from typing import Literal, cast
 from models.costs.parameters import block_parameters, num_parameters
 from models.costs.stage_parameters import FP8_COPIES, checkpoint_bytes
 from parallel.config import PrecisionConfig
-from parallel.output import columns
+from program.printing import columns
 from tools.clusters import Cluster
 from tools.plan.cost.hardware import precisions
 from tools.plan.search.pricing import PricedLayout

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from models.costs.predict import SAFE_HOST_SHARE
 from models.costs.sizes import ATTENTION_AND_MLP
-from parallel.output import columns
+from program.printing import columns
 from tools.plan.search.pricing import SPENT, PricedLayout
 from tools.plan.search.request import PlanRequest
 

@@ -13,7 +13,7 @@ from models.costs.flops import flops_per_token
 from models.costs.predict import SAFE_HOST_SHARE, SAFE_SHARE, memory, of_share
 from models.costs.program import OURS, Software, encoded, sharded
 from models.costs.sizes import ATTENTION_AND_MLP, ModelSizes, sizes
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants, Interval, fitted, interval

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from models.costs.candidate import Candidate, parallel_config
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
 from tools.shared.written import check_new, write_new

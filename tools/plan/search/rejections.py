@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from models.costs.candidate import Candidate
 from models.costs.predict import SAFE_HOST_SHARE, SAFE_SHARE
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.plan.cost.hardware import precisions
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.gpu_counts import LARGEST, fits, gpu_counts

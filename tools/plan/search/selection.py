@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from models.costs.candidate import Candidate
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import PricedLayout, price
 from tools.plan.search.ranking import ranked

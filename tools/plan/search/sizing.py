@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from parallel.errors import UserError
-from parallel.output import columns
+from program.errors import UserError
+from program.printing import columns
 from tools import clusters
 from tools.clusters import Cluster
 from tools.plan.search.gpu_counts import LARGEST, TRIED, fewest

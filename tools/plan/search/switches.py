@@ -8,7 +8,7 @@ from typing import Any
 from models.costs.candidate import Candidate, chunks
 from models.costs.predict import SAFE_SHARE, of_stages
 from models.costs.recompute_plan import recompute_plans
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.plan.cost.hardware import computable, on_cpu
 from tools.plan.search.enumeration import copies_of_shards
 from tools.plan.search.pricing import HELD, SPENT, PricedLayout, price

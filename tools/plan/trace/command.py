@@ -21,10 +21,10 @@ from models.costs.program import OURS
 from models.costs.sizes import sizes
 from models.costs.stage_parameters import FP4_COPIES, FP8_COPIES
 from models.kernels import KernelsConfig
-from parallel.errors import UserError
 from parallel.layout import Coordinates
-from parallel.output import columns
-from parallel.untrusted import parse_json
+from program.errors import UserError
+from program.printing import columns
+from program.untrusted import parse_json
 from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.recipe import configuration
 from tools.plan.search.request import PlanRequest

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from parallel.untrusted import parse_json
+from program.untrusted import parse_json
 from training.lean_imports import lean
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from models.resolve import resolve
-from parallel.errors import UserError
 from parallel.layout import Layout
-from parallel.untrusted import InputError, read_foreign
+from program.errors import UserError
+from program.untrusted import InputError, read_foreign
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron.files import METADATA, TorchDist, TorchDistTensor
 from tools.reshard.model_recipe import carried_files, is_recipe, model_recipe, with_vocab_size

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parallel.durable import replace_file
+from program.durable import replace_file
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp.source import DcpFiles
 from tools.reshard.megatron.files import METADATA

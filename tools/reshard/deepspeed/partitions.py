@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.assembled import rectangles_of_range
 from tools.reshard.torch_file import StridedView
 

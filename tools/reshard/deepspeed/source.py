@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from models.resolve import resolve
-from parallel.errors import UserError
 from parallel.layout import Layout
-from parallel.untrusted import regular_descriptor
+from program.errors import UserError
+from program.untrusted import regular_descriptor
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.deepspeed.partitions import Piece, Shapes, of_groups, of_ranks

@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from parallel.durable import replace_file
-from parallel.untrusted import read_json
+from program.durable import replace_file
+from program.untrusted import read_json
 from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup
 from training.checkpoint.format.reader import WORDS
 from training.checkpoint.format.writer import TABLE

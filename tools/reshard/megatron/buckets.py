@@ -15,8 +15,8 @@ import numpy as np
 
 from models.names import checkpoint_key
 from models.shapes import GPTShape
-from parallel.errors import UserError
 from parallel.stages import layers_per_chunk
+from program.errors import UserError
 from tools.reshard.megatron.dp_reshardable import ALIGNMENT
 from tools.reshard.megatron.job import MegatronJob
 from tools.reshard.megatron.params import Experts, Site, modules

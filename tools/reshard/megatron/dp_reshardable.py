@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.checkpoint_source import STATE, STATES
 from tools.reshard.megatron import params as megatron_params
 from tools.reshard.megatron.files import TorchDist

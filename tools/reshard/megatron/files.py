@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from parallel.errors import UserError
-from parallel.untrusted import read_bytes
+from program.errors import UserError
+from program.untrusted import read_bytes
 from tools.reshard.inert_pickle import DTYPES, STORAGES, Ordered, Outside, PickledRecord, Size, read, record
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.descriptors import Descriptors

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.megatron.files import TorchDist, TorchDistTensor
 
 _PART = re.compile(r"^(.+\.(in_proj|conv1d)\.(?:weight|bias))\.(\w+)$")

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.megatron.buckets import memories
 from tools.reshard.megatron.dp_reshardable import FIX, BucketRows, FlatStates, buffers_of
 from tools.reshard.megatron.files import TorchDist

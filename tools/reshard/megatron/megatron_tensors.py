@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.reshard.checkpoint_source import STATE, STATES, CheckpointSource
 from tools.reshard.megatron import args as megatron_args
 from tools.reshard.megatron.buckets import FlatMemory, flat_origin, memories

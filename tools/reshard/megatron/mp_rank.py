@@ -19,8 +19,8 @@ from typing import Any
 
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel.errors import UserError
 from parallel.layout import Layout
+from program.errors import UserError
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
 from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
 from tools.reshard.megatron import mp_rank_names

@@ -15,8 +15,8 @@ from models.costs.parameters import parameters
 from models.names import canonical, checkpoint_key
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel.errors import UserError
 from parallel.layout import Layout
+from program.errors import UserError
 from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
 from tools.reshard.megatron import dp_reshardable
 from tools.reshard.megatron import known as megatron_known

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel.durable import replace_file
-from parallel.untrusted import read_text
+from program.durable import replace_file
+from program.untrusted import read_text
 from tools.reshard.checkpoint_source import STATE, CheckpointSource
 from tools.reshard.megatron.dp_reshardable import BUCKET
 from tools.reshard.megatron.files import COMMON, CONFIG, METADATA, TorchDist

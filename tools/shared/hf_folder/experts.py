@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from models.hf.row_layouts import Table
 from models.spans import MOST_EXPERTS
-from parallel.untrusted import InputError
+from program.untrusted import InputError
 from tools.shared.dtypes import FLOATS
 from tools.shared.hf_folder.headers import TensorSpan
 from training.checkpoint.format.pieces import ITEM_BYTES

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-from parallel.schema import Count, Foreign, Range, structured
-from parallel.untrusted import InputError, open_regular, parse_json, read_foreign
+from program.schema import Count, Foreign, Range, structured
+from program.untrusted import InputError, open_regular, parse_json, read_foreign
 from training.checkpoint.format.pieces import ITEM_BYTES
 
 INDEX = "model.safetensors.index.json"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.hf.tables import Entry
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.shared.hf_folder.source import HfFolder
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS

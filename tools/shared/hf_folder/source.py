@@ -14,7 +14,7 @@ from models.hf.files import CARRIED, present, read_configuration
 from models.hf.shapes import read_shape
 from models.hf.tables import full_name, mtp_blocks
 from models.shapes import GPTShape
-from parallel.errors import UserError
+from program.errors import UserError
 from tools.shared.dtypes import cast, dequantised, from_numbers, to_numbers
 from tools.shared.hf_folder.experts import each_expert
 from tools.shared.hf_folder.headers import TensorSpan, read_places, weight_files

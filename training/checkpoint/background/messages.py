@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from parallel.durable import replace_file
-from parallel.schema import Infinite, Text
-from parallel.untrusted import InputError, parse_json, read_text
+from program.durable import replace_file
+from program.schema import Infinite, Text
+from program.untrusted import InputError, parse_json, read_text
 from training.checkpoint.committing import FilledFolder
 from training.checkpoint.format.pieces import TensorGroup
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parallel import host_memory
 from parallel.regions import Box
+from program import host_memory
 from training.checkpoint.background.messages import Commit, MessageSocket, Outcome, PieceInMemory, Write
 from training.checkpoint.background.process import NOT_FOR_US
 from training.checkpoint.format.pieces import TensorGroup

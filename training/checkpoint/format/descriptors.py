@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from parallel.untrusted import regular_descriptor
+from program.untrusted import regular_descriptor
 
 AT_ONCE = 256
 """Files that are open at most: a checkpoint of thousands of ranks has more than a process may open."""

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from parallel.schema import shown
-from parallel.untrusted import InputError, json_value, read_bytes
+from program.schema import shown
+from program.untrusted import InputError, json_value, read_bytes
 from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.pieces import ITEM_BYTES, TensorPiece, read_piece, read_shape

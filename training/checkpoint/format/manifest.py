@@ -8,10 +8,10 @@ from typing import Any
 
 import xxhash
 
-from parallel.durable import replace_file
-from parallel.errors import UserError
-from parallel.schema import JSON, Count, structured
-from parallel.untrusted import JSON_BYTES, InputError, open_regular, parse_json, read_bytes
+from program.durable import replace_file
+from program.errors import UserError
+from program.schema import JSON, Count, structured
+from program.untrusted import JSON_BYTES, InputError, open_regular, parse_json, read_bytes
 from training.checkpoint.format.tables import FileFacts
 from training.checkpoint.format.writer import DATA, TABLE
 

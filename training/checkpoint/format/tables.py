@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from parallel.durable import replace_file
-from parallel.schema import Count
-from parallel.untrusted import json_value, read_bytes
+from program.durable import replace_file
+from program.schema import Count
+from program.untrusted import json_value, read_bytes
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.pieces import TensorGroup, TensorPiece, piece_entry, read_group, read_piece
 from training.checkpoint.format.writer import TABLE

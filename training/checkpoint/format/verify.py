@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import xxhash
 
-from parallel.untrusted import InputError, json_value, open_regular
+from program.untrusted import InputError, json_value, open_regular
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.index import CheckpointIndex
 from training.checkpoint.format.manifest import MANIFEST, CheckpointManifest, DamagedError, facts_of, read_manifest

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import xxhash
 
-from parallel.durable import replace_file
+from program.durable import replace_file
 from training.checkpoint.format.pieces import TensorGroup, TensorPiece, piece_entry
 
 DATA = ".bin"

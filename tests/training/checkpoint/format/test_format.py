@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel.errors import UserError
+from program.errors import UserError
 from training.checkpoint.format import coverage, manifest
 from training.checkpoint.format import reader as reading
 from training.checkpoint.format.coverage import covered_once

@@ -1,7 +1,7 @@
 """The one door for files and texts from outside: recipes, manifests, records, tables, configurations.
 
 Opens regular files only, never waits for one, limits size and depth, and checks what is in it against a type
-(``parallel.schema``). What is wrong with the content is one ``InputError``, which a reader of checkpoints takes for
+(``program.schema``). What is wrong with the content is one ``InputError``, which a reader of checkpoints takes for
 damage; what the system says (no such file, no permission, a disk that fails) stays the OSError that it is, since a
 file server that is away for a moment is no bad input. Standard library only: watchdogs run without site-packages.
 """
@@ -18,8 +18,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
 
-from parallel.errors import UserError
-from parallel.schema import JSON, Foreign, shown, structured
+from program.errors import UserError
+from program.schema import JSON, Foreign, shown, structured
 
 JSON_BYTES, TOML_BYTES, TEXT_BYTES = 64 << 20, 4 << 20, 16 << 20
 """Largest file of each kind that is read, but where a reader says otherwise."""
@@ -92,7 +92,7 @@ def read_text(path: Path, most_bytes: int = TEXT_BYTES) -> str:
 
 
 def read_json[T](path: Path, kind: type[T] | Any = JSON, most_bytes: int = JSON_BYTES) -> Any:
-    """A JSON file as ``kind`` (see ``parallel.schema``); keys that a dataclass lacks are ignored."""
+    """A JSON file as ``kind`` (see ``program.schema``); keys that a dataclass lacks are ignored."""
     return parse_json(read_bytes(path, most_bytes), kind, path)
 
 

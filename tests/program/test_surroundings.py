@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch once)
-from parallel import command, failures, surroundings
+from parallel import failures
 from parallel.launch import Identity
+from program import command, surroundings
 from training.lean_imports import lean
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 
 CGROUPS = Path("/sys/fs/cgroup")
 

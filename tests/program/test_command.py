@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from parallel import command
-from parallel.errors import SharedFault, UserError
+from program import command
+from program.errors import SharedFault, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +67,7 @@ def test_ctrl_c_while_importing_is_a_line(argv: tuple[str, ...]) -> None:
     for moment_s in (0.02, 0.15):
         process = start("-X", "importtime", *argv)
         assert process.stderr is not None
-        while "parallel.command" not in process.stderr.readline():
+        while "program.command" not in process.stderr.readline():
             assert process.poll() is None
         time.sleep(moment_s)
         process.send_signal(signal.SIGINT)

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import pytest
 import tyro
 
-from parallel import switches
-from parallel.flags import parse_flags
+from program import switches
+from program.flags import parse_flags
 from training.cli.flags import given, override
 from training.config.recipe import names
 from training.config.run_config import RunConfig
 
 ROOT = Path(__file__).parents[2]
-READERS = {"parallel/flags.py", "training/cli/flags.py", "training/cli/help.py", "tools/versions.py"}
+READERS = {"program/flags.py", "training/cli/flags.py", "training/cli/help.py", "tools/versions.py"}
 """What reads command lines itself; the last one takes no flags."""
 NEGATIONS = ("--{section}no-{last}", "--{section}no_{last}")
 TRUE, FALSE = ("--{}", "--{} true", "--{} True", "--{}=TRUE"), ("--{} false", "--{} False", "--{}=false")
@@ -27,7 +27,7 @@ TRUE, FALSE = ("--{}", "--{} true", "--{} True", "--{}=TRUE"), ("--{} false", "-
 def calls(name: str) -> dict[str, list[ast.expr]]:
     """First arguments of the calls of a function, by file."""
     found: dict[str, list[ast.expr]] = {}
-    for folder in ("parallel", "training", "tools", "models", "data", "tests", "slurm"):
+    for folder in ("program", "parallel", "training", "tools", "models", "data", "tests", "slurm"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
             for node in ast.walk(ast.parse(text)) if name in text and "/test_" not in str(path) else ():
@@ -159,7 +159,7 @@ def test_a_word_that_is_neither_is_named(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_in_training_a_negation_takes_no_value() -> None:
-    from parallel.errors import SharedMistake
+    from program.errors import SharedMistake
 
     with pytest.raises(SharedMistake, match=r"--data\.no-eod_mask_loss: expected no value, as --data\.eod_mask_loss f"):
         override(RunConfig(), ["--data.no-eod_mask_loss", "true"], "x")

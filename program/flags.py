@@ -16,8 +16,8 @@ from typing import Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from parallel.errors import UserError
-from parallel.switches import as_tyro_has_them, switches
+from program.errors import UserError
+from program.switches import as_tyro_has_them, switches
 
 
 def parse_flags[Flags](
@@ -26,7 +26,7 @@ def parse_flags[Flags](
     """An instance of ``kind``, a dataclass or a union of them (subcommands).
 
     arguments: None: this process's. program: its name in --help. description: above the flags; None: that of ``kind``.
-    Booleans are written in any of the ways of parallel/switches.py. Bad flags, and --help, end the process
+    Booleans are written in any of the ways of program/switches.py. Bad flags, and --help, end the process
     (SystemExit 2 and 0).
     """
     words = sys.argv[1:] if arguments is None else arguments

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.durable import replace_file
+from program.durable import replace_file
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_after(

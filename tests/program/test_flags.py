@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.flags import number_problems, parse_flags
+from program.flags import number_problems, parse_flags
 from tools.doctor.__main__ import main as doctor
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallel.untrusted import read_text
+from program.untrusted import read_text
 
 _STATE, _START = 0, 19  # fields 3 and 22 of proc(5)'s stat, counted behind the parenthesised name
 

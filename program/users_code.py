@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import wraps
 
-from parallel.errors import StoppedOnRequest, printable
+from program.errors import StoppedOnRequest, printable
 
 end_now = os._exit
 """The one that nothing has been put in the place of: for this program's own ends."""

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 
-from parallel.schema import JSON, Count, Infinite, Range, shown, structured
-from parallel.untrusted import (
+from program.schema import JSON, Count, Infinite, Range, shown, structured
+from program.untrusted import (
     InputError,
     append_regular,
     parse_json,

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from parallel import surroundings
-from parallel.errors import SharedFault, UserError, printable
+from program import surroundings
+from program.errors import SharedFault, UserError, printable
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell has it."""
