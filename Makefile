@@ -1,4 +1,7 @@
-# make demo | test | test-all | versions | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | against-megatron | faults | oracle | soak | monitoring.   In a container that brings torch and TE: make ... VENV=system
+# To begin with: make demo | test. Before a change lands: lint | test | test-all (campaigns) | versions (oldest and newest torch).
+# On GPUs: prove-gpu; without them: prove-gpu-path | te-extension. Held against others: against-megatron | oracle.
+# Under faults: faults | soak. Measured: bench | bench-checkpoint | bench-data | monitoring. A site: docs. Packages: setup | clean.
+# In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 WORKERS ?= 2

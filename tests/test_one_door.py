@@ -6,7 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted(
-    path for name in ("program", "parallel", "models", "data", "training", "tools") for path in (ROOT / name).rglob("*.py")
+    path
+    for name in ("program", "parallel", "models", "data", "training", "tools")
+    for path in (ROOT / name).rglob("*.py")
 )
 DOOR = "program/untrusted.py"
 ALLOWED = {

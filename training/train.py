@@ -69,8 +69,8 @@ def train(
     ):
         config = with_recipe(config, shape, ranks)
         run = TrainingRun(
-            config=config, prepared=prepared, shape=shape, ranks=ranks, run_dir=run_dir, stop=ready.stop,
-            heartbeat=heartbeat, lock=ready.lock, tasks=ready.tasks,
+            config=config, prepared=prepared, device=ready.device, run_dir=run_dir, stop=ready.stop, lock=ready.lock,
+            tasks=ready.tasks, shape=shape, ranks=ranks, heartbeat=heartbeat,
             note=noted_by(run_dir, ranks.rank, ready.lock.attempt if ready.lock else ""),
         )  # fmt: skip
         announce(run)

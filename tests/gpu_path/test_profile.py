@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from program.untrusted import read_json
 from tests.gpu_path.emulator import Emulation
 from tests.gpu_path.test_step import GOLDEN, record
 from tests.gpu_path.trainings import Training, TrainingError, WarmDevice
-from training.profile.files import read_summary
+from training.profile.files import TraceSummary
 
 BEHIND_A_STEP = """\
 0 LAUNCHES
@@ -85,7 +86,8 @@ def test_a_trace_by_torch_of_a_gpu_without_cupti(device: WarmDevice, tmp_path: P
     """As here: the trace has what the host did, and no kernels."""
     profile = ["--profile.enable_profiling", "True", "--profile.step_start", "1", "--profile.step_end", "2"]
     device.train(Training(layout="dp2overlap"), tmp_path, Emulation(order="late"), profile)
-    [summary] = read_summary(tmp_path / "profile/iter_0000002/summary.json").ranks
+    read: TraceSummary = read_json(tmp_path / "profile/iter_0000002/summary.json", TraceSummary)
+    [summary] = read.ranks
     assert (
         summary.device == "cuda"
         and not summary.kernels

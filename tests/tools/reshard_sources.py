@@ -1,5 +1,6 @@
 """Checkpoints as megatron-core itself writes them, on forked ranks; and as torch itself reads them."""
 
+import argparse
 import queue
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ def optimizer_states(parts: Parts, model: dict[str, Any], metadata: dict[str, An
     return parts.optimizer.sharded_state_dict(of, is_loading=is_loading, metadata=metadata)
 
 
-def save(parts: Parts, folder: Path, form: str, **metadata: Any) -> None:
-    """What Megatron-LM's save_checkpoint asks of megatron-core."""
+def save(parts: Parts, folder: Path, form: str, consumed: int | None = None, **metadata: Any) -> None:
+    """What Megatron-LM's save_checkpoint asks of megatron-core. consumed: samples, of which its arguments tell."""
     if parts.ranks.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
@@ -52,7 +53,7 @@ def save(parts: Parts, folder: Path, form: str, **metadata: Any) -> None:
         "optimizer": optimizer_states(parts, model, content),
         "iteration": 2,
         "checkpoint_version": 3.0,
-        "args": None,
+        "args": consumed and argparse.Namespace(consumed_train_samples=consumed),
     }
     dist_checkpointing.save(everything, str(folder), content_metadata=content, async_strategy="mcore")
 

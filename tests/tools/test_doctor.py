@@ -54,6 +54,7 @@ def test_one_machine_answers_with_a_line_per_check(tmp_path: Path) -> None:
     assert status["gpus", "nvidia-smi"] == status["xid", "kernel log"] == "not checked"
     assert (tmp_path / "bad").read_text() == ""
     assert max(map(len, done.stdout.splitlines())) <= 120
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

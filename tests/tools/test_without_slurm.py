@@ -3,10 +3,12 @@
 No Kubernetes is at hand: the Job itself is not run. tests/test_docs.py looks at the page's links and marks.
 """
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from parallel.failures import STOPPED
 from tools.plan.__main__ import main as plan
 from tools.supervise.rule import BAD_INPUT
 from training.cli import parse
+from waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs/without_slurm.md").read_text()
@@ -89,17 +92,25 @@ def test_the_simulation_on_the_planners_page_is_what_is_printed(capsys: pytest.C
 
 
 def test_a_notice_ends_the_loop(tmp_path: Path) -> None:
-    """As the page has it, with a stand-in for the loop and a file for the cloud's notice."""
+    """As the page has it, with a stand-in for the run and a file for the cloud's notice."""
     (block,) = [block for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) if "notice()" in block]
     notices = [line for line in block.splitlines() if "notice()" in line]
     assert len(notices) == 4
     for one in notices:
         subprocess.run(["bash", "-n", "-c", one.lstrip("# ")], check=True)
+    run = tmp_path / "run"
+    (tmp_path / "saves.sh").write_text('trap "exit 75" TERM\ntouch "$RUN_DIR/started"\nwhile :; do sleep 0.05; done\n')
+    script = block.replace("python pretrain_gpt.py slurm/recipes/demo.toml", f"bash {tmp_path}/saves.sh")
+    script = script.replace("/shared/stop_soon", str(tmp_path / "stop_soon")).replace("sleep 5\n", "sleep 0.1\n")
+    assert LOOP in script and "pretrain_gpt.py" not in script
+    run.mkdir()
+    environ = os.environ | {"RUN_DIR": str(run), "PYTHON": sys.executable}
+    page = subprocess.Popen(["bash", "-c", script], cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True)
+    until((run / "started").exists)
     (tmp_path / "stop_soon").touch()
-    script = block.replace(block[block.index(LOOP) :].partition(" &")[0], "sleep 600")
-    script = script.replace("/shared/stop_soon", str(tmp_path / "stop_soon"))
-    done = subprocess.run(["bash", "-c", script], timeout=60)
-    assert done.returncode == 143  # the stand-in's; the loop's is 75
+    _, said = page.communicate(timeout=120)
+    assert page.returncode == STOPPED, said
+    assert "ended by SIGTERM; the same command continues" in said
 
 
 def test_the_unit_is_one_of_systemds(tmp_path: Path) -> None:

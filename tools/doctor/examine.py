@@ -66,6 +66,7 @@ def alone(situation: DoctorContext, groups: Sequence[str], deadline: Deadline) -
             found = _collectives([seen], node, None)
     finally:
         node.close()
+        sharing.clear(situation.run_dir)
     return _result([seen], [*found, *_compare([seen], groups)], [seen.node], situation)
 
 

@@ -1,7 +1,6 @@
 """Recomputation, offloading and the rest of the train section."""
 
 import typing
-from typing import get_args
 
 from models.sublayers import OffloadModule
 from tools.from_megatron.draft import Draft
@@ -37,7 +36,7 @@ def _recompute(draft: Draft) -> None:
         draft.put("train.recompute", f"selective:{','.join(modules or ['core_attn'])}", " ".join(source))
     elif modules:
         draft.irrelevant.append('--recompute-modules: has no effect without --recompute-granularity "selective"')
-    if granularity == "full" and method in get_args(Method) and layers is not None:
+    if granularity == "full" and method in typing.get_args(Method) and layers is not None:
         source = [f"--recompute-{flag}" for flag in ("granularity", "method", "num-layers")]
         draft.put("train.recompute", f"full:{method}:{layers}", " ".join(source))
     elif granularity == "full":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from program.errors import UserError
-from tools.from_megatron.shell.others import OtherAnswer
+from tools.from_megatron.shell.others import ALL_ARGUMENTS, OtherAnswer
 from tools.from_megatron.shell.programs import Launch
 from tools.from_megatron.shell.reading import Reading, same_call
 from tools.from_megatron.shell.rounds import Rounds
@@ -100,7 +100,7 @@ def _note_given(found: ScriptReading, rounds: Rounds, run: Reading, given: Mappi
     whole = "\n".join(run.texts)
     found.names = set(re.findall(r"\$\{?[!#]?(\w+)", whole))
     words = set(re.findall(r"\w+", whole))
-    all_arguments = re.search(r"\$[@*#]|\$\{[@*#]|\bshift\b|\bgetopts\b", whole)
+    all_arguments = ALL_ARGUMENTS.search(whole)
     calls = [rounds.marks.of(key).written for key in (*run.commands, *run.contents)]
     for name, value in given.items():
         if name.isdigit():

@@ -108,7 +108,7 @@ def settle(job: Decide, exit_code: int, environ: Mapping[str, str]) -> Decision:
     except OSError as error:
         path = job.run_dir / attempts.ATTEMPTS
         why = f"{rule.how(exit_code)}; attempts cannot be counted in {path} ({error.strerror}): not started again"
-        return Decision(again=False, why=why, exit_code=exit_code, exclude=job.bad_node)
+        return Decision(again=False, why=why, exclude=job.bad_node)
     return decision
 
 

@@ -56,8 +56,6 @@ class Decision:
 
     again: bool
     why: str
-    exit_code: int
-    """The run's own, whatever a launcher made of it."""
     exclude: tuple[str, ...] = ()
     """Nodes that the next attempt should do without."""
 
@@ -71,14 +69,14 @@ def decide(attempt: RunAttempt, earlier: Sequence[RunAttempt] = (), max_attempts
     """
     attempts = [*earlier, attempt]
     if attempt.done:
-        return Decision(again=False, why=f"done{_at(attempt)}", exit_code=0)
+        return Decision(again=False, why=f"done{_at(attempt)}")
     if attempt.exit_code == BAD_INPUT:
         why = f"bad input, which stays bad{_because(attempt)}: not started again"
-        return Decision(again=False, why=why, exit_code=BAD_INPUT)
+        return Decision(again=False, why=why)
     if attempt.requested:
         return _after_request(attempt, attempts)
     if attempt.exit_code == 0:
-        return Decision(again=False, why=f"did what was asked{_at(attempt)}", exit_code=0)
+        return Decision(again=False, why=f"did what was asked{_at(attempt)}")
     return _after_failure(attempt, attempts, max_attempts)
 
 
@@ -86,21 +84,21 @@ def _after_request(attempt: RunAttempt, attempts: Sequence[RunAttempt]) -> Decis
     idle = _in_a_row([each for each in attempts if each.requested or each.progressed])
     if idle >= MAX_REQUESTS:
         why = f"stopped on request {idle} times in a row without a checkpoint in between: not started again"
-        return Decision(again=False, why=why, exit_code=STOPPED)
+        return Decision(again=False, why=why)
     why = f"stopped on request{_at(attempt)}: started again, which is no failure"
-    return Decision(again=True, why=why, exit_code=STOPPED)
+    return Decision(again=True, why=why)
 
 
 def _after_failure(attempt: RunAttempt, attempts: Sequence[RunAttempt], max_attempts: int) -> Decision:
     what = f"{how(attempt.exit_code)}{_at(attempt)}{_because(attempt)}"
     if repeated_cause(attempts):
         why = f"{what}; the same as the last time, at the same iteration: program or data, not started again"
-        return Decision(again=False, why=why, exit_code=attempt.exit_code)
+        return Decision(again=False, why=why)
     failures = _in_a_row([each for each in attempts if each.failed or each.progressed])
     if failures >= max_attempts:
         times = f"{failures} failures in a row without a new checkpoint" if failures > 1 else "no new checkpoint"
         why = f"{what}; {times}: not started again"
-        return Decision(again=False, why=why, exit_code=attempt.exit_code)
+        return Decision(again=False, why=why)
     node = repeated_node(attempts)
     spared = f"; {node} was named twice in a row: better without it" if node else ""
     count = (
@@ -109,7 +107,6 @@ def _after_failure(attempt: RunAttempt, attempts: Sequence[RunAttempt], max_atte
     return Decision(
         again=True,
         why=f"{what}; {count}: started again{spared}",
-        exit_code=attempt.exit_code,
         exclude=(node,) if node else (),
     )
 

@@ -32,21 +32,14 @@ class PreparedRun:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class TrainingRun:
-    """What the parts of one rank's run are built from."""
+class TrainingRun(PreparedRun):
+    """What the parts of one rank's run are built from. ``config`` has this card's fp8 recipe by now."""
 
-    config: RunConfig
-    prepared: Prepared
     shape: GPTShape
     ranks: Ranks
-    run_dir: Path
-    stop: StopSignal
     heartbeat: Heartbeat
-    lock: RunLock | None
     note: Note
     """Keeps an event in ``run_dir``'s history, on rank 0."""
-    tasks: PreparedTasks | None = None
-    """As of ``PreparedRun``, whose ``config`` has this card's fp8 recipe by now."""
 
     @property
     def asked_to_stop(self) -> bool:

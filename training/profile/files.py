@@ -59,11 +59,6 @@ def rank_of(trace: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder, in order of rank."""
-    return sorted(path for path in folder.iterdir() if rank_of(path) is not None)
-
-
 def part_path(folder: Path, rank: int) -> Path:
     """Of one rank's own summary."""
     return folder / f"rank_{rank:05d}.summary.json"
@@ -92,12 +87,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(inner) for inner in value]
     return round(value, 6) if isinstance(value, float) else value
-
-
-def read_summary(path: Path) -> TraceSummary:
-    """``summary.json``. Raises InputError, or the system's OSError."""
-    summary: TraceSummary = read_json(path, TraceSummary)
-    return summary
 
 
 def drop_old_traces(run_dir: Path, rank: int, limit_bytes: int) -> Sequence[Path]:

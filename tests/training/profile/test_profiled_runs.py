@@ -16,13 +16,13 @@ from torch.distributed import ProcessGroup, Work
 from data.prepared import Prepared
 from parallel.ddp import unwrap
 from parallel.layout import Layout
-from program.untrusted import parse_json
+from program.untrusted import parse_json, read_json
 from runs import configuration, losses, train
 from tests.training.health.injected import Rank, inject
 from training import step
 from training.config.small_sections import ProfileConfig, profile_problems
 from training.profile import timeline
-from training.profile.files import TraceSummary, read_summary
+from training.profile.files import TraceSummary
 from training.profile.ranges import layers_of
 from training.profile.spans import StepSpan, Timeline
 from training.progress import Progress
@@ -46,7 +46,9 @@ class Run:
     printed: str
 
     def summary(self, iteration: int) -> TraceSummary:
-        return read_summary(self.folder / f"profile/iter_{iteration:07d}/summary.json")
+        path = self.folder / f"profile/iter_{iteration:07d}/summary.json"
+        found: TraceSummary = read_json(path, TraceSummary)
+        return found
 
     def timelines(self) -> list[Timeline]:
         lines = (self.folder / "profile/timeline.jsonl").read_bytes().splitlines()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from program.untrusted import InputError
+from program.untrusted import InputError, read_json
 from training.profile.chrome_trace import read_trace
-from training.profile.files import drop_old_traces, read_summary, trace_folder, trace_name
+from training.profile.files import TraceSummary, drop_old_traces, trace_folder, trace_name
 from training.profile.intervals import length, union, within, without
 from training.profile.summarize import main
 from training.profile.summary import RankSummary, Row, summarize
@@ -157,7 +157,7 @@ def test_the_process_leaves_summaries_and_compressed_traces(tmp_path: Path) -> N
     folder = trace_folder(tmp_path, 5)
     for rank in (3, 0):
         assert main([str(written(folder / trace_name(rank), cpu_events())), "cpu", "1"]) == 0
-    found = read_summary(folder / "summary.json")
+    found: TraceSummary = read_json(folder / "summary.json", TraceSummary)
     assert found.version == 1
     assert [(one.rank, one.trace) for one in found.ranks] == [(0, "rank_00000.json.gz"), (3, "rank_00003.json.gz")]
     assert len(read_trace(folder / "rank_00003.json.gz")) == len(cpu_events()) - 1

@@ -12,7 +12,7 @@ from tools.from_megatron.unknown import Marks, Unknown
 _TEST = re.compile(r"\[\[ |'\[' |test |case |\(\( |let ")
 _ASSIGNED = re.compile(r"(?:export |local |readonly |declare (?:-\w+ )*)?(\w+)\+?=(.*)", re.DOTALL)
 _PATTERNS = re.compile(r"(?:\bin\b|;;|;&|\n)\s*\(?\s*([^\s()`$;]+(?:[ \t]*\|[ \t]*[^\s()`$;]+)*)[ \t]*\)")
-_ALL_ARGUMENTS = re.compile(r"\$[@*#]|\$\{[@*#]|\bshift\b|\bgetopts\b")
+ALL_ARGUMENTS = re.compile(r"\$[@*#]|\$\{[@*#]|\bshift\b|\bgetopts\b")
 _WORD = re.compile(r"[\w./:@%+-]*\w[\w./:@%+-]*")
 _OVER_FILES = r"\bfor\s+\w+\s+in\s[^;#]*[*?]"
 _MOST_WORDS = 12
@@ -111,7 +111,7 @@ def no_files(text: str) -> Iterator[Other]:
 def further_arguments(text: str, assumed: Assumed, marks: Marks, most: int) -> Iterator[Other]:
     """One argument more than is given, two, and so on, where the script looks at them all."""
     first = len(assumed.arguments) + 1
-    for count in range(1, most + 1) if _ALL_ARGUMENTS.search(text) else ():
+    for count in range(1, most + 1) if ALL_ARGUMENTS.search(text) else ():
         given = {str(number): argument(text, number) for number in range(first, first + count)}
 
         def change(assumed: Assumed, given: dict[str, Unknown] = given) -> Assumed:
@@ -119,7 +119,7 @@ def further_arguments(text: str, assumed: Assumed, marks: Marks, most: int) -> I
                 assumed = assumed.with_value(name, marks.mark(unknown))
             return assumed
 
-        line = line_of(text, _ALL_ARGUMENTS.pattern)
+        line = line_of(text, ALL_ARGUMENTS.pattern)
         question = OpenQuestion(line, "how many arguments there are", False, (str(first),))
         yield Other(str(first), marks.mark(given[str(first)]), "", question, change)
 

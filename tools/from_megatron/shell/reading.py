@@ -9,7 +9,8 @@ from pathlib import Path
 
 from program.errors import UserError
 from tools.from_megatron.shell import programs
-from tools.from_megatron.shell.run import SECONDS, EndOfRun, Ran, Setting, run
+from tools.from_megatron.shell.run import EndOfRun, Ran, Setting, run
+from tools.from_megatron.shell.world import SOURCES
 from tools.from_megatron.unknown import MARK, Marks, Unknown
 
 HERE = Unknown("$PWD", sets=("PWD",))
@@ -83,7 +84,7 @@ class Reading:
 
 def read_once(
     text: str, path: Path | None, assumed: Assumed, marks: Marks, starts_megatron: Callable[[Sequence[str]], bool],
-    strict: bool = False, first_only: bool = False, seconds: float = SECONDS,
+    strict: bool = False, first_only: bool = False,
 ) -> Reading:  # fmt: skip
     """Run the script once. first_only: until it starts Megatron-LM. Raises UserError for what cannot be followed."""
     slurm = programs.directives(text)
@@ -99,9 +100,9 @@ def read_once(
             return marks.mark(Unknown("what it reads"))
         return answers.printed(answers.reading.contents, ["cat", file], line)
 
-    answers.reading.ran = run(setting, answers.answer, marked, marks.mark(HERE), seconds)
+    answers.reading.ran = run(setting, answers.answer, marked, marks.mark(HERE))
     for file, step in answers.reading.ran.asked.items():
-        if re.match(r"(builtin )?(source|\.) ", step):
+        if SOURCES.match(step):
             line = next((each.line for each in answers.reading.ran.steps if each.text == step), 0)
             answers.reading.not_followed.append(
                 f"line {line}: another file, {marks.readable(file)}, is not read: put it beside the script, or its "

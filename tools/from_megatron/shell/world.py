@@ -26,6 +26,8 @@ _SYSTEM = (
     "/etc/ld.so.cache", "/etc/ld.so.preload",
 )  # fmt: skip
 """What programs themselves read, and may map as code."""
+SOURCES = re.compile(r"(builtin )?(source|\.) ")
+"""A step of a trace that reads another script."""
 _OF_PROCESS = re.compile(r"/dev/(null|fd/\d+|std(?:in|out|err))|/proc/self/fd/\d+")
 _NOT_KNOWN_HERE = ("/etc/passwd", "/etc/nsswitch.conf", "/etc/localtime", "/etc/inputrc")
 MOST_FILES, MOST_FORKS, MOST_BYTES = 64, 4000, 1 << 20
@@ -158,7 +160,7 @@ class World:
         if real := self._beside(path, full):
             return os.open(real, os.O_RDONLY | os.O_NONBLOCK | call.flags & os.O_DIRECTORY)
         self.asked.setdefault(path, self.last())
-        sourced = re.match(r"(builtin )?(source|\.) ", self.last())
+        sourced = SOURCES.match(self.last())
         return _holding("" if sourced else f"{self.marked(path)}\n")
 
     def _system(self, path: str) -> str:
