@@ -158,6 +158,11 @@ class ParallelConfig:
         return "optim" if self.use_distributed_optimizer else "no_shard"
 
     @property
+    def chunks(self) -> int:
+        """Of the stack of layers: PP x VPP."""
+        return self.pipeline_model_parallel_size * (self.virtual_pipeline_model_parallel_size or 1)
+
+    @property
     def fully_sharded(self) -> bool:
         """Gradients, and perhaps weights, are split: torch's fully_shard in place of Megatron's DDP."""
         return self.sharding in ("optim_grads", "optim_grads_params")
@@ -200,7 +205,7 @@ class ParallelConfig:
 
     def _nccl_problems(self) -> list[str]:
         """Values that megatron-core would take for others, or ignore."""
-        given = parse(each for each in self.megatron if "=" in each)
+        given = parse(self.megatron)
         return [
             f"parallel.megatron: {name}: {problem.removeprefix(': ')}"
             for name, kind in NCCL_FIELDS.items()

@@ -41,10 +41,13 @@ def megatron_field_problems(where: str, entries: Iterable[str], owned: frozenset
 
 
 def parse(entries: Iterable[str]) -> dict[str, Any]:
-    """``["a=1", "b=word"]`` as ``{"a": 1, "b": "word"}``: Python literals, anything else is a string."""
+    """``["a=1", "b=word"]`` as ``{"a": 1, "b": "word"}``: Python literals, anything else is a string. What has no "="
+    is left for ``megatron_field_problems``."""
     values: dict[str, Any] = {}
     for entry in entries:
-        name, _, text = entry.partition("=")
+        name, equals, text = entry.partition("=")
+        if not equals:
+            continue
         text = text[:MOST_TEXT]
         try:
             values[name.strip()] = ast.literal_eval(text.strip())

@@ -106,6 +106,9 @@ def test_the_environment_wins_and_libraries_read_what_is_set() -> None:
 def test_shared_experts_do_not_overlap() -> None:
     found = changes("--model.shape", "deepseek_v3_tiny", cuda=True)
     assert found.config.kernels.off == ("moe_shared_expert_overlap",)
+    flag = ("--kernels.off", "moe_grouped_gemm")  # which the list keeps
+    both = changes("--model.shape", "deepseek_v3_tiny", *flag, cuda=True).config.kernels
+    assert both.off == ("moe_grouped_gemm", "moe_shared_expert_overlap")
 
 
 def test_a_dry_run_shows_the_same() -> None:

@@ -67,7 +67,7 @@ def _checked(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     for flag, values in _groups(arguments):
         name = _field(flag, known)
         kind = known.get(name)
-        outdated = name in OLD_FIELDS and name not in names()
+        outdated = name in OLD_FIELDS
         if kind is not None and name != flag.replace("-", "_"):
             if values:
                 problems.append(f"--{flag}: expected no value, as --{name} false has one; found {_cut_short(values)}.")

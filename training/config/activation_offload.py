@@ -76,7 +76,7 @@ def fine_grained_problems(
 
 def offload_number_problems(entries: Sequence[str]) -> list[str]:
     """Of model.megatron's entries: megatron-core checks these with assertions, once a model is built."""
-    given = parse(each for each in entries if "=" in each)
+    given = parse(entries)
     return [
         f"model.megatron: {name} must be {what}, found {given[name]}."
         for name, (what, fits) in NUMBERS.items()
@@ -86,7 +86,7 @@ def offload_number_problems(entries: Sequence[str]) -> list[str]:
 
 def offloaded_share(entries: Sequence[str]) -> float:
     """Of what could be offloaded: each microbatch's later groups stay on the GPU."""
-    value = parse(each for each in entries if "=" in each).get(SHARE, 1.0)
+    value = parse(entries).get(SHARE, 1.0)
     return float(value) if isinstance(value, int | float) else 1.0
 
 

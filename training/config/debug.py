@@ -26,6 +26,8 @@ class DebugSetting(NamedTuple):
     field: str
     value: Any
     why: str
+    adds: bool = False
+    """To what a flag says, which stays."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -50,7 +52,8 @@ def debugged(
     if not config.debug:
         return Debugged(config=config, environ={}, lines=[])
     wanted = [one for one in _settings(config, world_size, cuda) if _value(config, one.field) != one.value]
-    changed, kept = ([one for one in wanted if (one.field in explicit) is is_kept] for is_kept in (False, True))
+    kept = [one for one in wanted if one.field in explicit and not one.adds]
+    changed = [one for one in wanted if one not in kept]
     variables = {name: value for name, (value, _) in ENVIRONMENT.items() if cuda and name not in environ}
     rows = [(one.field, f"{_shown(_value(config, one.field))} -> {_shown(one.value)}", one.why) for one in changed] + [
         (name, f"unset -> {value}", ENVIRONMENT[name][1]) for name, value in variables.items()
@@ -84,7 +87,7 @@ def _settings(config: RunConfig, world_size: int, cuda: bool) -> Iterator[DebugS
         yield DebugSetting(field, False, "collectives run by themselves, where stacks show them")
     if cuda and resolve(config.model, None).moe_shared_expert_intermediate_size:
         off = tuple(dict.fromkeys((*config.kernels.off, "moe_shared_expert_overlap")))
-        yield DebugSetting("kernels.off", off, "experts compute one after the other")
+        yield DebugSetting("kernels.off", off, "experts compute one after the other", adds=True)
     yield DebugSetting("kernels.cuda_graph_impl", "none", "each kernel is launched, and fails, by itself")
     yield DebugSetting("train.compile", False, "blocks run as they are written, where stacks show them")
     yield DebugSetting("fault.replica_check_interval", 1, "replicas' weights are compared before every update")

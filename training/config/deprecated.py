@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from program.errors import SharedMistake
 from program.schema import structured
 from program.untrusted import InputError
 from training.config.old_names import MOVED, Contradiction, Moved, Values
-from training.config.run_config import RunConfig
+from training.config.run_config import RunConfig, with_fields
 
 UNTIL = "Old names are accepted until version 0.3.0."
 OLD_FIELDS = {name: field for entry in MOVED for name, field in entry.old.items()}
@@ -46,19 +46,14 @@ def translated(old: Values, given: Values, now: Values, *, over: bool) -> Transl
     for entry in MOVED:
         here = {name: old[name] for name in entry.old if name in old}
         telling = {name: value for name, value in here.items() if over or value != entry.old[name].default}
-        both = [name for name in entry.new if name in given]
-        if both and here and entry.beside == "refused":
-            raise Contradiction(
-                f"{next(iter(here))} and {both[0]} are both there: {next(iter(here))} is the old name of it. "
-                f"Remove {next(iter(here))}."
-            )
+        both = {name: given[name] for name in entry.new if name in given}
+        if both and here and (why := entry.beside(here, both)):
+            raise Contradiction(why)
         found.silent += [name for name in here if name not in telling]
         if telling:
             new = entry.becomes(telling, {name: found.values.get(name, now[name]) for name in entry.new})
             found.values |= new
-            found.lines.append(
-                f"{' and '.join(telling)} {'is' if len(telling) == 1 else 'are'} now {_said(entry, new)}"
-            )
+            found.lines.append(_line(entry, tuple(telling), new))
     return found
 
 
@@ -94,12 +89,8 @@ def with_old_flags(config: RunConfig, old: Values, given: Collection[str]) -> Ru
     except Contradiction as error:
         raise SharedMistake(f"flags: {error}") from None
     warn(translation, "flags")
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in translation.values.items():
-        section, _, key = name.partition(".")
-        sections.setdefault(section, {})[key] = tuple(value) if isinstance(value, list) else value
-    changed = {name: dataclasses.replace(getattr(config, name), **fields) for name, fields in sections.items()}
-    return dataclasses.replace(config, **changed)
+    values = translation.values.items()
+    return with_fields(config, {name: tuple(value) if isinstance(value, list) else value for name, value in values})
 
 
 def in_current_names(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,12 +123,16 @@ def new_names(name: str) -> tuple[str, ...]:
     return next(entry.new for entry in MOVED if name in entry.old)
 
 
-def _said(entry: Moved, new: Values) -> str:
-    if entry.now or not new:
-        return entry.now or "what holds without"
-    return ", ".join(
+def _line(entry: Moved, old: Sequence[str], new: Values) -> str:
+    """What is now what; or that flags which would switch it on do not find it, as they did then."""
+    names = " and ".join(old)
+    verb, then, them = ("is", "does", "it") if len(old) == 1 else ("are", "do", "them")
+    if not new and not entry.now:
+        return f"{names} alone {then} nothing, and no flag finds {them}: write {entry.new[0]} instead"
+    said = entry.now or ", ".join(
         f"{name} = {json.dumps(value)}" if value is not None else f"no {name}" for name, value in new.items()
     )
+    return f"{names} {verb} now {said}"
 
 
 def _without_old(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

@@ -5,10 +5,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from models.kernels import FusionName
-from parallel.config import StreamGroup
+from parallel.config import SHADOW_BOUND, PrecisionConfig, Shadow, StreamGroup
 from training.config.recompute import Granularity, Method, Recomputation, RecomputeModule, read_recompute
 
 Values = Mapping[str, Any]
@@ -29,6 +30,11 @@ class OldField:
     """What it was where a recipe left it out: a saved config.toml has every field, and says nothing by most."""
 
 
+def _both(old: Values, given: Values) -> str | None:
+    first = next(iter(old))
+    return f"{first} and {next(iter(given))} are both there: {first} is the old name of it. Remove {first}."
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Moved:
     """Old fields that are read together."""
@@ -38,9 +44,11 @@ class Moved:
     new: tuple[str, ...] = ()
     """Dotted names of what is there now. None: a constant."""
     becomes: Callable[[Values, Values], Values]
-    """(old values as given, what the new fields are) -> new values. Raises Contradiction where these disagree."""
-    beside: Literal["refused", "merged"] = "refused"
-    """What is done with new fields beside old ones: merged, where these were fields then, too."""
+    """(old values as given, what the new fields are) -> new values; none where the old ones say nothing by themselves.
+    Raises Contradiction where these disagree."""
+    beside: Callable[[Values, Values], str | None] = _both
+    """(old values as given, new ones that stand beside them) -> why not; None where these were fields then, too, and go
+    together."""
     now: str = ""
     """What the warning says in place of the new values."""
 
@@ -68,17 +76,18 @@ def _in_megatron(section: str, of: str, **fields: tuple[Any, Any]) -> Moved:
     hatch = f"{of}.megatron"
 
     def becomes(was: Values, now: Values) -> Values:
-        entries = [str(each) for each in now[hatch]]
         given = {name.rpartition(".")[2]: value for name, value in was.items()}
-        set_twice = [name for name in given if name in map(_name, entries)]
-        if set_twice:
-            name = f"{section}.{set_twice[0]}"
-            raise Contradiction(
-                f"{name} and {hatch} both set {set_twice[0]}: {name} is the old name of it. Remove {name}."
-            )
-        return {hatch: entries + [f"{name}={_literal(value)}" for name, value in given.items()]}
+        kept = [str(each) for each in now[hatch] if _name(str(each)) not in given]
+        return {hatch: kept + [f"{name}={_literal(value)}" for name, value in given.items()]}
 
-    return Moved(old=_fields(section, **fields), new=(hatch,), becomes=becomes, beside="merged")
+    def beside(old: Values, given: Values) -> str | None:
+        entries = {_name(str(each)) for each in given[hatch]}
+        for name in old:
+            if (own := name.rpartition(".")[2]) in entries:
+                return f"{name} and {hatch} both set {own}: {name} is the old name of it. Remove {name}."
+        return None
+
+    return Moved(old=_fields(section, **fields), new=(hatch,), becomes=becomes, beside=beside)
 
 
 def _name(entry: str) -> str:
@@ -94,31 +103,36 @@ def _reset(was: Values, _: Values) -> Values:
     return {"data.reset_attention_mask": apart, "data.reset_position_ids": apart}
 
 
-def _watch(was: Values, _: Values) -> Values:
-    """One interval of two: the shorter one that is not 0."""
-    return {"fault.watch_interval": min((value for value in was.values() if value), default=0)}
+def _watch(was: Values, now: Values) -> Values:
+    """One interval of two: the shorter one that is not 0. What is not said is as it is now."""
+    both = [was.get(name, now["fault.watch_interval"]) for name in WATCHES]
+    return {"fault.watch_interval": min((each for each in both if each), default=0)}
+
+
+WATCHES = _fields("fault", straggler_interval=(int, 50), memory_interval=(int, 50))
 
 
 def _shadow(was: Values, now: Values) -> Values:
     """ACTION:ITERATIONS:BOUND, of three fields."""
-    given = {name.removeprefix("precision.fp8_shadow_"): value for name, value in was.items()}
-    action, interval, bound = [*(now["precision.fp8_shadow"] or "warn:").split(":"), "0.25"][:3]
-    interval = given.get("interval", interval)
-    action = ("warn", "stop")[given["stop"]] if "stop" in given else action
-    bound = f"{given.get('bound', float(bound)):g}"
-    if not interval:
-        return {"precision.fp8_shadow": None}
-    return {"precision.fp8_shadow": f"{action}:{interval}" + (f":{bound}" if bound != "0.25" else "")}
+    text = now["precision.fp8_shadow"]
+    before = PrecisionConfig(fp8_shadow=text).shadow if text else Shadow(interval=0, bound=SHADOW_BOUND, stop=False)
+    if before is None:  # no form of it, which the section's own check says
+        return {}
+    after = replace(before, **{name.removeprefix("precision.fp8_shadow_"): value for name, value in was.items()})
+    if not after.interval:
+        return {"precision.fp8_shadow": None} if text else {}
+    action = "stop" if after.stop else "warn"
+    bound = f":{Decimal(repr(after.bound)).normalize():f}" if after.bound != SHADOW_BOUND else ""
+    return {"precision.fp8_shadow": f"{action}:{after.interval}{bound}"}
 
 
 def _recompute(was: Values, now: Values) -> Values:
     """Megatron's four fields as one, over what is there: flags change one of them."""
     before = read_recompute(now["train.recompute"]) or Recomputation()
     if before.budget is not None:
-        raise Contradiction(
-            f'train.recompute = "{now["train.recompute"]}" chooses by predicted memory, which {next(iter(was))} '
-            "changes: set one of them."
-        )
+        if set(was) <= {MODULES}:  # which a budget has never read
+            return {}
+        raise Contradiction(_by_memory(now["train.recompute"], was))
     given = {name.removeprefix("train.recompute_"): value for name, value in was.items()}
     after = replace(before, **given)
     if after.granularity != "full":  # what a recipe says beside "full", and flags of another granularity take back
@@ -128,7 +142,27 @@ def _recompute(was: Values, now: Values) -> Values:
             'train.recompute_granularity = "full", recompute_method and recompute_num_layers go together: write '
             'train.recompute = "full:uniform:1".'
         )
-    return {"train.recompute": after.spelled()}
+    nothing = after.granularity is None and before.granularity is None and MODULES in was
+    return {} if nothing else {"train.recompute": after.spelled()}
+
+
+MODULES = "train.recompute_modules"
+
+
+def _by_memory(text: str, old: Values) -> str:
+    name = next(name for name in old if name != MODULES)
+    return f'train.recompute = "{text}" chooses by predicted memory, which {name} changes: set one of them.'
+
+
+def _recompute_beside(old: Values, given: Values) -> str | None:
+    """A budget stood beside modules, which it did not read; and every saved config.toml has the default ones."""
+    text = given["train.recompute"]
+    budget = (read_recompute(text) or Recomputation()).budget is not None
+    dormant = {MODULES} if budget or old.get(MODULES) == Recomputation().modules else set()
+    said = {name: value for name, value in old.items() if name not in dormant}
+    if not said:
+        return None
+    return _by_memory(text, said) if budget else _both(said, given)
 
 
 def _modules(was: Values, now: Values) -> Values:
@@ -136,6 +170,15 @@ def _modules(was: Values, now: Values) -> Values:
     if was["train.fine_grained_activation_offloading"] and not modules:
         raise Contradiction("train.fine_grained_activation_offloading is what train.offload_modules says, found none.")
     return {} if was["train.fine_grained_activation_offloading"] else {"train.offload_modules": ()}
+
+
+def _modules_beside(old: Values, given: Values) -> str | None:
+    if old["train.fine_grained_activation_offloading"] or not given["train.offload_modules"]:
+        return None
+    return (
+        "train.fine_grained_activation_offloading = false and train.offload_modules disagree: leave both out, or the "
+        "first."
+    )
 
 
 def _off(was: Values, now: Values) -> Values:
@@ -158,7 +201,7 @@ MOVED: tuple[Moved, ...] = (
     _constant("fault.straggler_ratio", float, 1.3),
     _constant("fault.memory_growth_mib", float, 256.0),
     Moved(
-        old=_fields("fault", straggler_interval=(int, 50), memory_interval=(int, 50)),
+        old=WATCHES,
         new=("fault.watch_interval",),
         becomes=_watch,
     ),
@@ -166,7 +209,7 @@ MOVED: tuple[Moved, ...] = (
         old=_fields(
             "precision",
             fp8_shadow_interval=(int | None, None),
-            fp8_shadow_bound=(float, 0.25),
+            fp8_shadow_bound=(float, SHADOW_BOUND),
             fp8_shadow_stop=(bool, False),
         ),
         new=("precision.fp8_shadow",),
@@ -195,13 +238,13 @@ MOVED: tuple[Moved, ...] = (
         ),
         new=("train.recompute",),
         becomes=_recompute,
-        beside="merged",
+        beside=_recompute_beside,
     ),
     Moved(
         old=_fields("train", fine_grained_activation_offloading=(bool, False)),
         new=("train.offload_modules",),
         becomes=_modules,
-        beside="merged",
+        beside=_modules_beside,
         now="what train.offload_modules says",
     ),
     _in_megatron(

@@ -345,7 +345,7 @@ class RunConfig:
             if self.device != "cpu":  # where fp8 and fp4 are off
                 micro = self.train.micro_batch_size
                 found += fp8_problems(self.model, shape, self.parallel, self.precision, micro)
-                may_be = "full" if self.train.recompute_budget else self.train.recompute_granularity
+                may_be = "full" if self.train.recompute_budget is not None else self.train.recompute_granularity
                 found += scale_problems(shape, self.precision, may_be)
                 found += param_gather_problems(self.parallel, self.precision)
         return found

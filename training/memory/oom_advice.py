@@ -152,12 +152,11 @@ def _kept_states(config: RunConfig) -> list[Fields]:
 
 def _offloaded(config: RunConfig, shape: GPTShape) -> list[Fields]:
     """Activations wait on the host: inputs of the modules that the model has, or those of every block."""
-    train, parallel = config.train, config.parallel
+    train = config.train
     found: list[Fields] = []
     named = offloadable(shape, config.precision, config.kernels, train)
     if not train.cpu_offloading_num_layers and not set(named) <= set(train.offload_modules):
         found.append({"train.offload_modules": named})
-    chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
     if not train.recomputes:
-        found.append({"train.cpu_offloading_num_layers": -(-shape.num_layers // chunks)})
+        found.append({"train.cpu_offloading_num_layers": -(-shape.num_layers // config.parallel.chunks)})
     return found

@@ -77,11 +77,10 @@ def loss_bytes(config: RunConfig, shape: GPTShape, modules: Modules) -> int:
 
 def _kept_share(config: RunConfig, shape: GPTShape) -> float:
     """``Software.kept_blocks``."""
-    train, parallel = config.train, config.parallel
+    train = config.train
     if train.recompute_granularity != "full" or train.recompute_method != "block":
         return 0.0
-    chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
-    return max(0.0, 1 - (train.recompute_num_layers or 0) * chunks / shape.num_layers)
+    return max(0.0, 1 - (train.recompute_num_layers or 0) * config.parallel.chunks / shape.num_layers)
 
 
 STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}

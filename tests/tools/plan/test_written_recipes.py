@@ -56,3 +56,19 @@ def test_it_loads_to_what_was_planned(seed: int, tmp_path: Path) -> None:
     uncommented = text.replace("# paths", "paths").replace("# tokenizer", "tokenizer")
     path.write_text(uncommented)
     assert load(path).data.paths == ("shards/web*",)
+
+
+def test_what_megatrons_ddp_alone_does_is_left_out_where_shards_do_without() -> None:
+    """And NCCL's own buffers where they would hang or were not captured: the layout stays on offer."""
+    base = load(ROOT / "slurm/recipes/deepseek_v3.toml")
+    entries = ("use_sharp=True", "nccl_ub=True", "average_in_collective=True")
+    base = dataclasses.replace(base, parallel=dataclasses.replace(base.parallel, megatron=entries))
+    asked = PlanRequest(model=base.model, cluster=clusters.load("h100_ib"), num_gpus=2048, global_batch_size=15360)
+    kept = {}
+    for layout in candidates(asked):
+        kept[layout.zero > 1, layout.pp > 1] = configuration(asked, layout, base).parallel.megatron
+        if len(kept) == 4:
+            break
+    assert kept[False, True] == ("use_sharp=True", "average_in_collective=True")
+    assert kept[True, False] == kept[True, True] == ("use_sharp=True",)
+    assert kept[False, False] == entries

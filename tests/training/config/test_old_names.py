@@ -175,3 +175,95 @@ def test_old_flags_are_put_over_a_recipe(tmp_path: Path) -> None:
         override(base, ["--fault.memory_interval", "5", "--fault.watch_interval", "7"], "p")
     with pytest.raises(UserError, match=r"--fault\.spike_window: expected a whole number, found 1\.5\."):
         override(base, ["--fault.spike_window", "1.5"], "p")
+
+
+TWICE = [
+    ("--train.recompute selective:mlp --train.recompute_granularity selective", "train.recompute_granularity and tr"),
+    ("--train.recompute full:uniform:1 --train.recompute_granularity None", "train.recompute_granularity and tr"),
+    ("--train.recompute auto:70GiB --train.recompute_granularity full", "which train.recompute_granularity changes"),
+    ('--parallel.megatron nccl_ub=True --parallel.nccl_ub false', "parallel.nccl_ub and parallel.megatron both"),
+    (
+        "--train.offload_modules core_attn --train.fine_grained_activation_offloading false",
+        "fine_grained_activation_offloading = false and train.offload_modules disagree",
+    ),
+]  # fmt: skip
+"""Flags of an old name beside flags of its new one, and what is said."""
+
+
+@pytest.mark.parametrize(("flags", "said"), TWICE)
+def test_an_old_flag_and_its_new_one_are_refused(flags: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        override(RunConfig(), flags.split(), "p")
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('recompute = "selective:mlp"\nrecompute_modules = ["core_attn", "mlp"]\n', "recompute_modules and train.rec"),
+        ('recompute = "selective:mlp"\nrecompute_granularity = "selective"\n', "recompute_granularity and train.rec"),
+        ('offload_modules = ["core_attn"]\nfine_grained_activation_offloading = false\n', "disagree: leave both out"),
+    ],
+)
+def test_an_old_name_and_its_new_one_are_refused_in_a_recipe(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        load(recipe(tmp_path, f"[train]\n{text}"))
+    assert said in str(refused.value)
+    with pytest.raises(UserError, match="both set nccl_ub"):  # what an old name was by default contradicts, too
+        load(recipe(tmp_path, '[parallel]\nnccl_ub = false\nmegatron = ["nccl_ub=True"]\n'))
+
+
+def test_what_every_saved_file_said_beside_a_new_name_is_no_contradiction(tmp_path: Path) -> None:
+    for text, kept in (
+        ('recompute = "selective:mlp"\nrecompute_modules = ["core_attn"]\n', "selective:mlp"),
+        ('recompute = "auto:70GiB"\nrecompute_modules = ["mlp"]\n', "auto:70GiB"),  # which a budget does not read
+    ):
+        assert load(recipe(tmp_path, f"[train]\n{text}")).train.recompute == kept
+    budget = load(tmp_path / "recipe.toml")
+    assert override(budget, ["--train.recompute_modules", "mlp"], "p").train.recompute == "auto:70GiB"
+    modules = load(recipe(tmp_path, "[train]\noffload_modules = []\nfine_grained_activation_offloading = false\n"))
+    assert modules == RunConfig()
+
+
+def test_an_old_flag_goes_over_what_a_recipe_hands_megatron(tmp_path: Path) -> None:
+    base = load(
+        recipe(tmp_path, '[parallel]\nmegatron = ["use_sharp=True", "nccl_ub=True", "average_in_collective=True"]\n')
+    )
+    off = override(base, ["--parallel.nccl_ub", "false"], "p").parallel
+    assert off.megatron == ("use_sharp=True", "average_in_collective=True", "nccl_ub=False") and not off.nccl_ub
+    old = load(recipe(tmp_path, "[train]\nactivation_offload_fraction = 0.5\n"))
+    new = override(old, ["--train.activation_offload_fraction", "0.25"], "p")
+    assert new.model.megatron == ("activation_offload_fraction=0.25",)
+    with pytest.raises(UserError, match=r"both set nccl_ub"):  # the flag of the list, too
+        override(base, ["--parallel.megatron", "nccl_ub=True", "--parallel.nccl_ub", "false"], "p")
+
+
+def test_one_watch_off_leaves_the_other_on(tmp_path: Path) -> None:
+    old = recipe(tmp_path, "[fault]\nstraggler_interval = 0\nmemory_interval = 50\n")
+    assert load(old).fault.watch_interval == 50
+    assert override(RunConfig(), ["--fault.straggler_interval", "0"], "p").fault.watch_interval == 50
+    assert override(load(old), ["--fault.memory_interval", "20"], "p").fault.watch_interval == 20
+
+
+def test_a_small_bound_of_the_shadow_resumes(tmp_path: Path) -> None:
+    text = '[precision]\nfp8 = "hybrid"\nfp8_shadow_interval = 500\nfp8_shadow_bound = 5e-05\n'
+    precision = load(recipe(tmp_path, text)).precision
+    assert precision.fp8_shadow == "warn:500:0.00005" and precision.shadow and precision.shadow.bound == 5e-5
+    assert not precision.problems()
+    odd = load(recipe(tmp_path, '[precision]\nfp8 = "hybrid"\nfp8_shadow = "warn:500:abc"\n'))
+    stops = override(odd, ["--precision.fp8_shadow_stop"], "p").precision
+    assert any('found "warn:500:abc"' in problem for problem in stops.problems())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[train]\nrecompute_modules = ["mlp"]\n', "train.recompute_modules alone does nothing, and no flag finds it"),
+        ("[precision]\nfp8_shadow_bound = 0.5\nfp8_shadow_stop = true\n", "alone do nothing, and no flag finds them"),
+    ],
+)
+def test_what_waited_for_a_flag_is_said_to_do_nothing(
+    text: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert load(recipe(tmp_path, text)) == RunConfig()
+    assert said in capfd.readouterr().err

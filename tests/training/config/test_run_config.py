@@ -205,6 +205,12 @@ def test_the_debug_recipe_has_none() -> None:
             1,
             ['train.recompute "full:block" cannot be with model.parallel_residual'],
         ),
+        (
+            "--device cuda --model.shape deepseek_v3_tiny --precision.dtype bf16 --precision.fp8 e4m3 "
+            "--precision.fp8_recipe delayed --train.recompute auto:0GiB",
+            1,
+            ["recomputes with wrong scales"],
+        ),
         # the rest
         ("--train.generate_tokens -1", 1, ["train.generate_tokens"]),
         ("--train.sample_interval 5", 1, ["train.sample_interval needs train.generate_tokens"]),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from models.costs.candidate import Candidate, parallel_config
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.megatron_fields import parse
 from program.errors import UserError
 from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
@@ -38,7 +39,7 @@ def configuration(question: PlanRequest, layout: Candidate, base: RunConfig | No
         device="auto" if base.device == "cpu" else base.device,
         model=model,
         kernels=kernels,
-        parallel=_parallel(base, layout, question.shape),
+        parallel=_parallel(base, layout, question),
         precision=_precision(base.precision, layout.precision),
         optimizer=dataclasses.replace(base.optimizer, **_kept_state(base.optimizer, question, layout)),
         train=_train(base.train, question, layout),
@@ -56,7 +57,8 @@ def _kept_state(base: OptimizerConfig, question: PlanRequest, layout: Candidate)
     return {name: getattr(question.optimizer, name) for name in names}
 
 
-def _parallel(base: RunConfig, layout: Candidate, shape: GPTShape) -> ParallelConfig:
+def _parallel(base: RunConfig, layout: Candidate, question: PlanRequest) -> ParallelConfig:
+    shape = question.shape
     planned, kept = parallel_config(layout, experts=shape.num_moe_experts > 0), base.parallel
     return dataclasses.replace(
         planned,
@@ -64,8 +66,17 @@ def _parallel(base: RunConfig, layout: Candidate, shape: GPTShape) -> ParallelCo
         cp_comm_type=_exchange(planned, shape, kept.cp_comm_type),
         ddp_bucket_size=kept.ddp_bucket_size if layout.zero <= 1 else None,  # DDP's, which shards do without
         distributed_timeout_minutes=kept.distributed_timeout_minutes,
-        megatron=kept.megatron,
+        megatron=_that_can_be(kept, planned, captured=question.cuda_graphs, experts=shape.num_moe_experts > 0),
     )
+
+
+def _that_can_be(kept: ParallelConfig, planned: ParallelConfig, *, captured: bool, experts: bool) -> tuple[str, ...]:
+    """The entries of ``megatron`` without those that RunConfig.problems would refuse of this layout."""
+    if planned.fully_sharded:
+        return tuple(each for each in kept.megatron if each not in kept.of_ddp)
+    if kept.nccl_ub and (captured or (experts and planned.pipeline_model_parallel_size > 1)):
+        return tuple(each for each in kept.megatron if "nccl_ub" not in parse([each]))
+    return kept.megatron
 
 
 def _exchange(planned: ParallelConfig, shape: GPTShape, kept: Exchange) -> Exchange:
