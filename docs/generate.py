@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from docs import other_trainers
+from models.config import ModelConfig
+from models.shape_fields import declared
 from program.flags import field_docs
 from tools.from_megatron import flags_forks as forks
 from tools.from_megatron import flags_translated as translated
@@ -66,12 +68,26 @@ def head(*names: str) -> list[str]:
     return [row(*names), "|" + "---|" * len(names)]
 
 
+OF_SHAPES = {name for name, about in declared() if about.use == "shapes"}
+"""Fields of the section ``model``."""
+
+
 def configuration() -> Iterator[str]:
-    """Every field of a recipe, section by section."""
+    """The fields of a recipe, section by section, but for OF_SHAPES."""
     own = {name for name in typing.get_type_hints(RunConfig) if name not in sections()}
     yield from section_table("", "Outside of the sections, before the first of them.", RunConfig, own)
     for name, kind in sections().items():
-        yield from section_table(name, (kind.__doc__ or "").split("\n\n")[0], kind, set(typing.get_type_hints(kind)))
+        fields = set(typing.get_type_hints(kind)) - (OF_SHAPES if name == "model" else set())
+        yield from section_table(name, (kind.__doc__ or "").split("\n\n")[0], kind, fields)
+
+
+def configuration_of_shapes() -> Iterator[str]:
+    """OF_SHAPES, whose default is what the named shape has."""
+    texts, hints = field_docs(ModelConfig), typing.get_type_hints(ModelConfig)
+    yield from head("Field", "Type", "Meaning")
+    for name in hints:
+        if name in OF_SHAPES:
+            yield row(f"`{name}`", spelled(hints[name]), texts[name])
 
 
 def section_table(name: str, about: str, kind: type, fields: set[str]) -> Iterator[str]:
@@ -237,6 +253,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "accelerate-keys": lambda: other_trainers_table("Accelerate", other_trainers.ACCELERATE),
     "flags-to-fields": flags_to_fields,
     "flags-by-rules": flags_by_rules,
+    "configuration-of-shapes": configuration_of_shapes,
     "flags-respelled": flags_respelled,
     "flags-irrelevant": lambda: flags_by_reason("irrelevant"),
     "recipes": recipes,

@@ -34,6 +34,10 @@ LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"]
 Part = Literal["blocks", "latent", "mamba", "delta_net", "experts", "mtp"]
 """What of a model megatron-core's field belongs to: it is set where the model has that."""
 
+Use = Literal["common", "rare", "shapes"]
+"""common: many recipes, so that ``--help`` shows it. rare: a few. shapes: hardly any, as a named shape or an imported
+config.json brings it, a trait of published models; docs/configuration.md lists it apart."""
+
 SAME = "the same"
 
 
@@ -45,8 +49,8 @@ class Declared:
     """What its number may be."""
     zero_is_none: bool = False
     """0, which ``span`` does not have, says that there is none, or that it follows from others."""
-    common: bool = False
-    """``--help`` shows it; of the others nearly every run leaves what the named shape has."""
+    use: Use = "rare"
+    """Who sets it."""
     exported: bool = True
     """It says something about the model; off: about its training, so that an exported model has no use for it."""
     megatron: str = ""
@@ -72,38 +76,38 @@ of_latent, of_mamba, of_delta_net, of_experts, of_mtp = (
 class ShapeFields:
     """Of ``GPTShape``, which has what follows from them."""
 
-    num_layers: int = declare(span=BLOCKS, common=True)
+    num_layers: int = declare(span=BLOCKS, use="common")
     """Blocks (attention + MLP) of the whole model; of a hybrid_layer_pattern its letters."""
 
-    hidden_size: int = same(span=WIDTH, common=True)
+    hidden_size: int = same(span=WIDTH, use="common")
     """Width of the residual stream."""
 
-    ffn_hidden_size: int = same(span=WIDTH, common=True)
+    ffn_hidden_size: int = same(span=WIDTH, use="common")
     """Inner width of the MLP; a gated MLP has two projections of this width."""
 
-    num_attention_heads: int = same(span=HEADS, common=True)
+    num_attention_heads: int = same(span=HEADS, use="common")
     """Query heads of each attention."""
 
-    num_query_groups: int = same(span=HEADS, common=True)
+    num_query_groups: int = same(span=HEADS, use="common")
     """Key-value heads, each shared by num_attention_heads / num_query_groups heads (arXiv:2305.13245)."""
 
     kv_channels: int = same(span=WIDTH)
     """Width of one head. Setting hidden_size or num_attention_heads makes it their quotient."""
 
-    normalization: Normalization = same(common=True)
+    normalization: Normalization = same(use="common")
     """Before attention, MLP and output layer. RMSNorm has no bias and no mean (arXiv:1910.07467)."""
 
     norm_epsilon: float = declare(1e-5, span=EPSILON, megatron="layernorm_epsilon")
     """Added to the variance (LayerNorm) or the mean square (RMSNorm)."""
 
-    activation: ActivationName = declare(common=True)
+    activation: ActivationName = declare(use="common")
     """Of the MLP. swiglu, geglu and quick_geglu are gated (arXiv:2002.05202); gelu is GPT-2's tanh approximation,
     quick_geglu's is x sigmoid(1.702 x)."""
 
-    activation_func_clamp_value: float = same(0.0, span=FACTOR, zero_is_none=True)
+    activation_func_clamp_value: float = same(0.0, span=FACTOR, zero_is_none=True, use="shapes")
     """Of a gated MLP: the gate is at most this, the other projection within plus and minus this (gpt-oss: 7). 0: no."""
 
-    glu_linear_offset: float = same(0.0)
+    glu_linear_offset: float = same(0.0, use="shapes")
     """Of a gated MLP: added to the projection that its gate multiplies (gpt-oss: 1)."""
 
     add_bias_linear: bool = same()
@@ -112,68 +116,68 @@ class ShapeFields:
     add_qkv_bias: bool = same(False)
     """A bias in the query-key-value projection, whatever add_bias_linear says."""
 
-    attention_out_bias: bool = declare(False)
+    attention_out_bias: bool = declare(False, use="shapes")
     """A bias in attention's output projection, whatever add_bias_linear says."""
 
-    mlp_bias: bool = declare(False)
+    mlp_bias: bool = declare(False, use="shapes")
     """Biases in both linear layers of dense MLPs, whatever add_bias_linear says."""
 
-    norm_placement: NormPlacement = declare("pre", megatron_lm=False)
+    norm_placement: NormPlacement = declare("pre", megatron_lm=False, use="shapes")
     """pre: attention and MLP read a normed stream; post: what they add to it is normed (OLMo-2); both (Gemma-2)."""
 
-    layernorm_zero_centered_gamma: bool = same(False)
+    layernorm_zero_centered_gamma: bool = same(False, use="shapes")
     """Norms multiply by 1 + weight, so that weight decay pulls them to 1 (Gemma; Nemotron's LayerNorm1P)."""
 
     qk_layernorm: bool = same(False)
     """Normalise each head's queries and keys."""
 
-    qk_layernorm_full_width: bool = declare(False, megatron_lm=False)
+    qk_layernorm_full_width: bool = declare(False, megatron_lm=False, use="shapes")
     """With qk_layernorm: one norm over the queries of all heads, one over the keys of all groups (OLMo-2)."""
 
-    clip_qkv: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False)
+    clip_qkv: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False, use="shapes")
     """Queries, keys and values, behind their norms, are at most this, and at least minus this (OLMoE). 0: they stay."""
 
-    parallel_residual: bool = declare(False, megatron_lm=False)
+    parallel_residual: bool = declare(False, megatron_lm=False, use="shapes")
     """Attention and MLP of a block read the same stream, each through its own norm (GPT-NeoX)."""
 
-    residual_multiplier: float = declare(1.0, span=FACTOR, megatron_lm=False)
+    residual_multiplier: float = declare(1.0, span=FACTOR, megatron_lm=False, use="shapes")
     """What attention and MLP add to the residual stream is multiplied by this (Granite)."""
 
-    embedding_multiplier: float = declare(1.0, span=FACTOR, megatron_lm=False)
+    embedding_multiplier: float = declare(1.0, span=FACTOR, megatron_lm=False, use="shapes")
     """Word embeddings are multiplied by this (Granite; Gemma by sqrt(hidden_size))."""
 
-    logits_scaling: float = declare(1.0, span=FACTOR, megatron_lm=False)
+    logits_scaling: float = declare(1.0, span=FACTOR, megatron_lm=False, use="shapes")
     """Logits are divided by this (Granite)."""
 
-    final_logit_softcapping: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False)
+    final_logit_softcapping: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False, use="shapes")
     """Logits become cap x tanh(logits / cap) (Gemma-2, arXiv:2408.00118). 0: they stay."""
 
-    attn_logit_softcapping: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False)
+    attn_logit_softcapping: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False, use="shapes")
     """Attention's scores become cap x tanh(scores / cap) (Gemma-2). 0: they stay."""
 
-    softmax_scale: float = same(0.0, span=FACTOR, zero_is_none=True)
+    softmax_scale: float = same(0.0, span=FACTOR, zero_is_none=True, use="shapes")
     """Queries times keys are multiplied by this before the softmax. 0: 1 / sqrt(kv_channels)."""
 
-    qk_l2_norm: bool = declare(False)
+    qk_l2_norm: bool = declare(False, use="shapes")
     """Give each head's queries and keys a mean square of 1, in blocks with RoPE (Llama-4)."""
 
-    softmax_type: SoftmaxType = same("vanilla")
+    softmax_type: SoftmaxType = same("vanilla", use="shapes")
     """learnable: each head's softmax has one more logit, which is trained and takes weight from all tokens (gpt-oss);
     off-by-one: that logit is 0."""
 
-    position_embedding_type: PositionEmbedding = declare(common=True)
+    position_embedding_type: PositionEmbedding = declare(use="common")
     """rope: rotate queries and keys (arXiv:2104.09864); learned_absolute: a trained vector per position."""
 
-    max_position_embeddings: int = declare(span=LENGTH, common=True)
+    max_position_embeddings: int = declare(span=LENGTH, use="common")
     """Positions of the learned table, in tokens; with rope only what the architecture was published for."""
 
-    rotary_base: float = of_latent(10_000, span=FROM_ONE, common=True)
+    rotary_base: float = of_latent(10_000, span=FROM_ONE, use="common")
     """RoPE's base: the longest wavelength is about 2 pi times this many tokens."""
 
-    rotary_base_local: float = declare(0, span=FROM_ONE, zero_is_none=True, megatron_lm=False)
+    rotary_base_local: float = declare(0, span=FROM_ONE, zero_is_none=True, megatron_lm=False, use="shapes")
     """RoPE's base in windowed blocks, which rope_scaling then leaves as they are (Gemma-3, OLMo-3). 0: as elsewhere."""
 
-    rotary_interleaved: bool = same(False)
+    rotary_interleaved: bool = same(False, use="shapes")
     """RoPE turns channels 0 and 1, 2 and 3, ... together (GLM-4). Off: each with the one half the turned width on."""
 
     rotary_percent: float = of_latent(1.0, span=PART)
@@ -186,10 +190,10 @@ class ShapeFields:
     rope_scaling_factor: float = of_latent(1.0, span=FROM_ONE, megatron="rotary_scaling_factor")
     """New context length / original one."""
 
-    rope_low_freq_factor: float = declare(1.0, span=FACTOR)
+    rope_low_freq_factor: float = declare(1.0, span=FACTOR, use="shapes")
     """llama3: wavelengths above original context / this get the whole factor."""
 
-    rope_high_freq_factor: float = declare(4.0, span=FACTOR)
+    rope_high_freq_factor: float = declare(4.0, span=FACTOR, use="shapes")
     """llama3: wavelengths below original context / this stay as they are."""
 
     rope_original_max_position_embeddings: int = of_latent(
@@ -197,54 +201,54 @@ class ShapeFields:
     )
     """llama3, yarn, longrope: context length in tokens before stretching."""
 
-    rope_attention_factor: float = declare(0.0, span=FACTOR, zero_is_none=True)
+    rope_attention_factor: float = declare(0.0, span=FACTOR, zero_is_none=True, use="shapes")
     """What scaled RoPE multiplies queries and keys by. 0: as yarn, longrope or the others have it."""
 
-    rope_short_factor: tuple[float, ...] = declare(())
+    rope_short_factor: tuple[float, ...] = declare((), use="shapes")
     """longrope: what each turned pair of channels' wavelength is multiplied by, where model.seq_length is no longer
     than the original context."""
 
-    rope_long_factor: tuple[float, ...] = declare(())
+    rope_long_factor: tuple[float, ...] = declare((), use="shapes")
     """longrope: likewise, where model.seq_length is longer than the original context."""
 
-    yarn_beta_fast: float = of_latent(32.0, span=FACTOR, megatron="beta_fast")
+    yarn_beta_fast: float = of_latent(32.0, span=FACTOR, megatron="beta_fast", use="shapes")
     """yarn: channels with more turns than this over the original context stay as they are."""
 
-    yarn_beta_slow: float = of_latent(1.0, span=FACTOR, megatron="beta_slow")
+    yarn_beta_slow: float = of_latent(1.0, span=FACTOR, megatron="beta_slow", use="shapes")
     """yarn: channels with fewer turns than this over the original context get the whole factor."""
 
-    yarn_correction_range_round_to_int: bool = declare(True)
+    yarn_correction_range_round_to_int: bool = declare(True, use="shapes")
     """yarn: round the numbers of the channels between which it changes to whole ones. Off: gpt-oss."""
 
-    mscale: float = of_latent(1.0, span=WEIGHT)
+    mscale: float = of_latent(1.0, span=WEIGHT, use="shapes")
     """yarn with latent attention: scale of rotated channels, over that of mscale_all_dim."""
 
-    mscale_all_dim: float = of_latent(0.0, span=WEIGHT)
+    mscale_all_dim: float = of_latent(0.0, span=WEIGHT, use="shapes")
     """yarn with latent attention: the softmax is scaled by (0.1 mscale_all_dim ln(rope_scaling_factor) + 1)^2."""
 
-    no_rope_freq: str = declare("0")
+    no_rope_freq: str = declare("0", use="shapes")
     """Blocks without RoPE: "N" (every N-th; "0": none) or a list with 1 for such blocks, e.g. "[0,0,0,1]*4"."""
 
-    window_size: tuple[int, int] = declare((-1, 0), common=True)
+    window_size: tuple[int, int] = declare((-1, 0), use="common")
     """Sliding window: tokens before and after its own that a query sees. (-1, 0): all before it."""
 
     window_attn_skip_freq: str = declare("0")
     """Blocks that see everything in spite of window_size: "N" (every N-th; "0": none) or a list with 1 for windowed."""
 
-    attention_chunk_size: int = declare(0, span=TOKENS, zero_is_none=True, megatron_lm=False)
+    attention_chunk_size: int = declare(0, span=TOKENS, zero_is_none=True, megatron_lm=False, use="shapes")
     """Blocks with RoPE see their own chunk of so many tokens only (Llama-4). 0: all before it."""
 
-    attn_scale: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False)
+    attn_scale: float = declare(0.0, span=FACTOR, zero_is_none=True, megatron_lm=False, use="shapes")
     """In blocks without RoPE, queries at position p are multiplied by 1 + this x ln(1 + floor((p + 1) / floor_scale))
     (Llama-4, arXiv:2501.19399). 0: they stay."""
 
-    attn_scale_all_blocks: bool = declare(False)
+    attn_scale_all_blocks: bool = declare(False, use="shapes")
     """attn_scale in every block, of floor(p / floor_scale) (Ministral 3)."""
 
-    floor_scale: int = declare(8192, span=TOKENS)
+    floor_scale: int = declare(8192, span=TOKENS, use="shapes")
     """Tokens after which queries first grow by attn_scale."""
 
-    multi_latent_attention: bool = of_latent(False, common=True)
+    multi_latent_attention: bool = of_latent(False, use="common")
     """Keys and values from one narrow latent vector per token (MLA, arXiv:2405.04434, section 2.1)."""
 
     q_lora_rank: int = of_latent(0, span=WIDTH, zero_is_none=True)
@@ -262,28 +266,28 @@ class ShapeFields:
     v_head_dim: int = of_latent(128, span=WIDTH)
     """MLA: channels of a head's values."""
 
-    latent_norm_epsilon: float = declare(0.0, span=EPSILON, zero_is_none=True, megatron_lm=False)
+    latent_norm_epsilon: float = declare(0.0, span=EPSILON, zero_is_none=True, megatron_lm=False, use="shapes")
     """MLA: norm_epsilon of the norms of latents. 0: norm_epsilon."""
 
-    num_moe_experts: int = of_experts(0, span=EXPERTS, zero_is_none=True, common=True)
+    num_moe_experts: int = of_experts(0, span=EXPERTS, zero_is_none=True, use="common")
     """Experts of each mixture layer. 0: no mixture, a dense MLP everywhere."""
 
     moe_layer_freq: str = declare("1")
     """Blocks with experts: "N" (every N-th, from the first) or a list with 1 for them, e.g. "[0]*3+[1]*58"."""
 
-    moe_ffn_hidden_size: int = of_experts(0, span=WIDTH, zero_is_none=True, common=True)
+    moe_ffn_hidden_size: int = of_experts(0, span=WIDTH, zero_is_none=True, use="common")
     """Inner width of one expert. 0: ffn_hidden_size."""
 
     moe_shared_expert_intermediate_size: int = of_experts(0, span=WIDTH, zero_is_none=True)
     """Inner width of all shared experts together, which every token passes through. 0: none."""
 
-    moe_shared_expert_gate: bool = of_experts(False)
+    moe_shared_expert_gate: bool = of_experts(False, use="shapes")
     """Multiply what shared experts give by the sigmoid of a product of the token with one vector (Qwen2-MoE)."""
 
-    moe_apply_probs_on_input: bool = of_experts(False)
+    moe_apply_probs_on_input: bool = of_experts(False, use="shapes")
     """An expert's weight multiplies what it reads, not what it gives (Llama-4). Needs moe_router_topk 1."""
 
-    moe_router_topk: int = of_experts(2, span=EXPERTS, common=True)
+    moe_router_topk: int = of_experts(2, span=EXPERTS, use="common")
     """Experts that each token is sent to."""
 
     moe_router_score_function: Literal["softmax", "sigmoid"] = of_experts("softmax")
@@ -292,10 +296,10 @@ class ShapeFields:
     moe_router_pre_softmax: bool = of_experts(False)
     """Softmax over all experts, before the choice, so that weights do not sum to 1. Off: over the chosen ones."""
 
-    moe_router_num_groups: int = of_experts(0, span=EXPERTS, zero_is_none=True)
+    moe_router_num_groups: int = of_experts(0, span=EXPERTS, zero_is_none=True, use="shapes")
     """Groups that experts are divided into for group-limited routing. 0: no groups."""
 
-    moe_router_group_topk: int = of_experts(0, span=EXPERTS, zero_is_none=True)
+    moe_router_group_topk: int = of_experts(0, span=EXPERTS, zero_is_none=True, use="shapes")
     """Groups that a token may choose experts from: with softmax those with the best expert (DeepSeek-V2), with sigmoid
     those whose best topk / group_topk experts add up to most (V3)."""
 
@@ -309,7 +313,7 @@ class ShapeFields:
     moe_router_bias_update_rate: float = of_experts(1e-3, span=WEIGHT, exported=False)
     """How far a step moves the expert bias."""
 
-    moe_router_load_balancing_type: LoadBalancing = of_experts("none", common=True, exported=False)
+    moe_router_load_balancing_type: LoadBalancing = of_experts("none", use="common", exported=False)
     """Balancing loss: over a microbatch (aux_loss), each sample, or the global batch so far (global_aux_loss)."""
 
     moe_aux_loss_coeff: float = of_experts(0.0, span=WEIGHT, exported=False)
@@ -331,62 +335,62 @@ class ShapeFields:
     """One letter a layer, instead of blocks of attention and MLP: M (Mamba-2), *, + (latent attention), -, E (experts).
     Sets num_layers. "": blocks."""
 
-    mamba_state_dim: int = of_mamba(128, span=HEADS)
+    mamba_state_dim: int = of_mamba(128, span=HEADS, use="shapes")
     """Mamba-2: channels of a head's state (arXiv:2405.21060)."""
 
-    mamba_head_dim: int = of_mamba(64, span=HEADS)
+    mamba_head_dim: int = of_mamba(64, span=HEADS, use="shapes")
     """Mamba-2: channels of a head."""
 
-    mamba_num_groups: int = of_mamba(8, span=HEADS)
+    mamba_num_groups: int = of_mamba(8, span=HEADS, use="shapes")
     """Mamba-2: groups of heads that write and read states alike."""
 
-    mamba_num_heads: int = of_mamba(0, span=HEADS, zero_is_none=True)
+    mamba_num_heads: int = of_mamba(0, span=HEADS, zero_is_none=True, use="shapes")
     """Mamba-2: heads. 0: as many as make 2 x hidden_size channels."""
 
-    attention_output_gate: bool = same(False)
+    attention_output_gate: bool = same(False, use="shapes")
     """Multiply what each head of attention returns by the sigmoid of a projection of its own (arXiv:2505.06708)."""
 
     linear_attention_freq: str = declare("0")
     """Blocks with a gated delta net (arXiv:2412.06464) in place of attention: "N" (all but every N-th; "0": none) or a
     list with 1 for such blocks, e.g. "[1,1,1,0]*12"."""
 
-    linear_key_head_dim: int = of_delta_net(128, span=HEADS)
+    linear_key_head_dim: int = of_delta_net(128, span=HEADS, use="shapes")
     """Gated delta net: channels of a head's queries and keys."""
 
-    linear_value_head_dim: int = of_delta_net(128, span=HEADS)
+    linear_value_head_dim: int = of_delta_net(128, span=HEADS, use="shapes")
     """Gated delta net: channels of a head's values."""
 
-    linear_num_key_heads: int = of_delta_net(16, span=HEADS)
+    linear_num_key_heads: int = of_delta_net(16, span=HEADS, use="shapes")
     """Gated delta net: heads of queries and keys."""
 
-    linear_num_value_heads: int = of_delta_net(32, span=HEADS)
+    linear_num_value_heads: int = of_delta_net(32, span=HEADS, use="shapes")
     """Gated delta net: heads of values, each key's equally many."""
 
-    mtp_num_layers: int = of_mtp(0, span=BLOCKS, zero_is_none=True, common=True)
+    mtp_num_layers: int = of_mtp(0, span=BLOCKS, zero_is_none=True, use="common")
     """Depths of multi-token prediction, each a block that predicts one token further (arXiv:2412.19437). 0: off."""
 
     mtp_loss_scaling_factor: float = of_mtp(0.1, span=WEIGHT, exported=False)
     """Weight of the mean loss of the multi-token-prediction depths."""
 
-    untie_embeddings_and_output_weights: bool = declare(common=True)
+    untie_embeddings_and_output_weights: bool = declare(use="common")
     """Give the output layer a matrix of its own instead of the word embeddings."""
 
-    vocab_size: int = declare(span=TOKENS, common=True)
+    vocab_size: int = declare(span=TOKENS, use="common")
     """Token ids; more than the tokenizer has is allowed. None: the tokenizer's."""
 
     make_vocab_size_divisible_by: int = declare(128, span=WIDTH, exported=False)
     """Embedding rows are rounded up to a multiple of this; TP never changes the padding."""
 
-    hidden_dropout: float = same(span=SHARE, common=True, exported=False)
+    hidden_dropout: float = same(span=SHARE, use="common", exported=False)
     """Probability of dropping an element of the embedding's, attention's or MLP's output."""
 
-    attention_dropout: float = same(span=SHARE, common=True, exported=False)
+    attention_dropout: float = same(span=SHARE, use="common", exported=False)
     """Probability of dropping an attention weight."""
 
     init_method_std: float = same(0.02, span=WEIGHT, exported=False)
     """Standard deviation of initial matrices; output projections get this / sqrt(2 num_layers)."""
 
-    hf_model_type: str = declare("", exported=False)
+    hf_model_type: str = declare("", exported=False, use="shapes")
     """transformers' model_type that an export writes where it fits, as an import leaves it. "": the first that fits."""
 
 

@@ -10,6 +10,7 @@ import importlib
 import re
 import shlex
 import shutil
+import tomllib
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from models.families import SHAPES
 from tools.from_megatron.convert import convert
 from training.cli import parse
 from training.cli.dry_run import describe
+from training.config.recipe import names
 from training.metrics.registry import METRICS, unknown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -209,6 +211,16 @@ def pages_of(entry: Any) -> list[str]:
 def test_generated_tables_are_those_of_the_source(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     assert generate.with_tables(text) == text, "out of date: python -m docs.generate"
+
+
+def test_every_field_of_a_recipe_is_in_one_table() -> None:
+    """Traits of published models apart, which no shipped recipe sets."""
+    main, apart = ([*table()] for table in (generate.configuration, generate.configuration_of_shapes))
+    rows = [re.findall(r"^\| `(\w+)` \|", "\n".join(each), re.MULTILINE) for each in (main, apart)]
+    assert sorted(rows[0] + rows[1]) == sorted(name.rpartition(".")[2] for name in names())
+    assert set(rows[1]) == generate.OF_SHAPES
+    for recipe in (ROOT / "slurm/recipes").glob("*.toml"):
+        assert not generate.OF_SHAPES & set(tomllib.loads(recipe.read_text()).get("model", ())), recipe.name
 
 
 def test_every_table_is_on_a_page() -> None:

@@ -20,7 +20,7 @@ RARE = {
     "account_for_loss_in_pipeline_split "
     "use_distributed_optimizer num_distributed_optimizer_instances",
     "kernels": "off attention_backend tp_comm_overlap cuda_graph_impl",
-    "model": "name " + " ".join(name for name, about in declared() if not about.common),
+    "model": "name " + " ".join(name for name, about in declared() if about.use != "common"),
     "precision": "fp8_recipe fp4_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
     "fp8_param_gather fp8_shadow loss_scale initial_loss_scale "
     "min_loss_scale loss_scale_window hysteresis",
