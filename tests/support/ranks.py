@@ -15,7 +15,13 @@ with lean("cpu"):  # as pretrain_gpt.py does: torch and megatron once, so that f
     import training.train  # noqa: F401
     from parallel import launch, local_ranks, mcore_patches
 
+import torch._dynamo
+import torch.distributed.fsdp  # noqa: F401
+
+from training.run_dir import fingerprint
+
 mcore_patches.check_once()  # as in pretrain_gpt.py, before ranks are forked
+fingerprint.code_digest()  # kept: each rank of each run would read all sources
 
 
 def run_ranks(world_size: int, check: Callable[..., Any], *args: object, log: Path | None = None) -> None:
