@@ -1,6 +1,8 @@
-"""Which rows of the table of layouts every run of the suite tries: as few as have every pair of what all of them have.
+"""Which rows of the table of layouts every run of the suite tries: as few as have every pair that may go wrong.
 
-A pair is a trait of a model and an axis or switch of a layout, or two of the latter. The others are a campaign's.
+A pair is two axes or switches of a layout, or an axis and a trait of a model that it looks at: TP cuts all of them, CP
+those that see other tokens, PP those of single layers and of the ends, ZeRO-3 parameters of their own kind. All other
+rows are a campaign's.
 """
 
 import dataclasses
@@ -25,6 +27,32 @@ SIZES = frozenset("""
 """Fields whose value no layout looks at."""
 
 
+OF_ONE_TOKEN = re.compile(
+    r"activation|glu_|add_|mlp_|norm|layernorm|residual|embedding_|logits_|final_|parallel_|untie|qk_l|clip_qkv|latent_"
+    r"|num_(query|moe)|kv_|q_lora|plain|moe_(apply|ffn|layer|shared)|moe_router_(group|num|pre|score|topk)"
+)
+"""Traits that compute each token by itself, whichever rank of a context it is on."""
+OF_LAYERS_OR_ENDS = frozenset("""
+    untie_embeddings_and_output_weights mtp_num_layers moe_layer_freq window_attn_skip_freq no_rope_freq
+    hybrid_layer_pattern linear_attention_freq documents position_embedding_type embedding_multiplier
+""".split())  # fmt: skip
+"""Traits that a pipeline's stage knows its layers' numbers for, or that its ends have."""
+OF_OWN_PARAMETERS = frozenset("mamba_num_heads linear_num_value_heads softmax_type moe_shared_expert_gate".split())
+
+
+ELSEWHERE = {frozenset(pair) for pair in (("tp", "compile"), ("sp", "compile"))}
+"""tests/models/test_compiled.py has them, in a third of the time."""
+
+
+def meet(trait: str, axis: str) -> bool:
+    """Whether an axis may compute a model with this trait, and not another one, wrongly."""
+    field = trait.split()[0]
+    return {
+        "tp": True, "cp": not OF_ONE_TOKEN.match(field), "pp": field in OF_LAYERS_OR_ENDS,
+        "zero3": field in OF_OWN_PARAMETERS,
+    }.get(axis, False)  # fmt: skip
+
+
 def traits(model: Model) -> frozenset[str]:
     """What its shape has that the debug one has not; of words, which."""
     shape, plain = resolve(model.config().model, None), named("debug")
@@ -38,16 +66,20 @@ def traits(model: Model) -> frozenset[str]:
 
 def axes(layout: str, switches: Iterable[str]) -> frozenset[str]:
     """ "tp2sppp2zero3" -> tp, sp, pp, zero3."""
-    without_list, stages, _ = layout.partition("[")
+    without_list, _, stages = layout.partition("[")
     names = re.findall(r"sp|zero\d|overlap|allgather|account|[a-z]+(?=\d)", without_list)
-    return frozenset([*names, *switches, *(["stages by name"] if stages else [])])
+    by_name = [*(["stages by name"] if stages else []), *(["the loss alone"] if "|L]" in stages else [])]
+    return frozenset([*names, *switches, *by_name])
 
 
 def chosen(cases: list[Case]) -> list[Case]:
     """Whoever has most pairs that none before has; one whose model is not trained yet costs two trainings."""
     have = {model: traits(model) for model in {model for model, _, _ in cases}}
     pairs = {
-        case: {*itertools.product(have[case[0]], on), *map(frozenset, itertools.combinations(on, 2))}
+        case: {
+            *(pair for pair in itertools.product(have[case[0]], on) if meet(*pair)),
+            *({*map(frozenset, itertools.combinations(on, 2))} - ELSEWHERE),
+        }
         for case in cases
         for on in [axes(case[1], case[2])]
     }
