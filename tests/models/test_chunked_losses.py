@@ -80,21 +80,23 @@ def compare(identity: Identity, config: RunConfig, world_size: int) -> None:
                 torch.testing.assert_close(pieces[name], expected, rtol=1e-6, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("", {}),
+    ("tp2", {}),
+    ("tp2sp", {"untie_embeddings_and_output_weights": False}),
+    ("pp2vpp2", {"num_layers": 4}),
+    ("cp2", {}),
+    ("tp2sppp2", {"mtp_num_layers": 1}),
+    ("pp2", {"mtp_num_layers": 2, "untie_embeddings_and_output_weights": False}),
+    ("dp2zero3", {"mtp_num_layers": 1}),
+    ("tp2", {"packed": True}),
+    ("tp2sp", {"final_logit_softcapping": 2.0, "logits_scaling": 3.0, "embedding_multiplier": 2.0}),
+]
+
+
 @pytest.mark.parametrize(
-    ("layout", "model"),
-    [
-        ("", {}),
-        ("tp2", {}),
-        ("tp2sp", {"untie_embeddings_and_output_weights": False}),
-        ("pp2vpp2", {"num_layers": 4}),
-        ("cp2", {}),
-        ("tp2sppp2", {"mtp_num_layers": 1}),
-        ("pp2", {"mtp_num_layers": 2, "untie_embeddings_and_output_weights": False}),
-        ("dp2zero3", {"mtp_num_layers": 1}),
-        ("tp2", {"packed": True}),
-        ("tp2sp", {"final_logit_softcapping": 2.0, "logits_scaling": 3.0, "embedding_multiplier": 2.0}),
-    ],
+    ("layout", "model", "dtype"),
+    [(*case, "fp32") for case in CASES] + [(*CASES[number], "bf16") for number in (2, 7, 8)],
 )
 def test_the_same_losses_and_gradients(layout: str, model: dict[str, Any], dtype: Literal["fp32", "bf16"]) -> None:
     config, world_size = configured(layout, **model)

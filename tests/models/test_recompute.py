@@ -15,8 +15,8 @@ from parallel import groups
 from parallel.launch import Identity
 from parallel.random_states import set_tracked_states, tracked_states
 from ranks import run_ranks
+from tests.models.costs.test_recompute_plan import FULL, with_train
 from tests.models.test_offload import MICROBATCHES, batches, configured
-from tests.training.memory.test_recompute_plan import FULL, with_train
 from training.config.run_config import RunConfig
 from training.memory.planned import Modules, as_case
 
@@ -64,12 +64,12 @@ def compare(identity: Identity, config: RunConfig, chosen: RunConfig, world_size
     ("layout", "shape", "keeps"),
     [
         ("tp2sp", "debug", 0.2),
-        ("pp2vpp2", "debug", 0.4),
+        pytest.param("pp2vpp2", "debug", 0.4, marks=pytest.mark.campaign),
         ("dp2zero3", "debug", 0.6),
         ("tp2spdp2ep2etp1", "mixtral_tiny", 0.5),
-        ("tp2sp", "gpt2_tiny", 0.5),
+        pytest.param("tp2sp", "gpt2_tiny", 0.5, marks=pytest.mark.campaign),
         ("", "deepseek_v3_tiny", 0.5),
-        ("tp2sp", "nemotron_h_tiny", 0.5),
+        ("", "nemotron_h_tiny", 0.5),
         ("pp2", "deepseek_v3_tiny", 0.02),
     ],
 )

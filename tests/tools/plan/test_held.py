@@ -9,7 +9,7 @@ from models.costs.candidate import Candidate
 from models.costs.program import OURS
 from models.costs.stage_parameters import stages
 from models.families import named
-from tests.training.memory.by_hand import rank_bytes
+from tests.models.costs.by_hand import rank_bytes
 from tools.plan.flags import RequestFlags
 from tools.plan.run import asked
 from tools.plan.search.pricing import PricedLayout, price, program

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import runs
+from campaign import some
 from data.prepared import Prepared
 from programs import Program
 from training.checkpoint import folders
@@ -21,7 +22,7 @@ from training.run_lock.record import OWNER, current, encode
 FLAGS = ("--checkpoint.save_interval", "2", "--checkpoint.keep", "9", "--train.train_iters", "100000")
 
 
-@pytest.fixture(params=["in the background", "while training waits"])
+@pytest.fixture(params=some(("in the background", "while training waits"), ("in the background",)))
 def suspended(request: pytest.FixtureRequest, tmp_path: Path, cache_dir: Path) -> Iterator[Program]:
     """A run on 2 ranks in ``run``, all of whose processes but the writers were stopped after its first checkpoint."""
     run_dir = tmp_path / "run"

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from campaign import some
 from checkpoint_parts import Parts, configuration, on_ranks, sizes
 from models.config import ModelConfig
 from models.families import TINY
@@ -194,7 +195,7 @@ def test_other_ranks_wait_for_the_first(tmp_path: Path, monkeypatch: pytest.Monk
     os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("trainer", ["DeepSpeed", "FSDP"])
+@pytest.mark.parametrize("trainer", some(("DeepSpeed", "FSDP"), ("DeepSpeed",)))
 def test_a_run_goes_on_from_other_trainers(trainer: str, tmp_path: Path) -> None:
     """5 steps on TP2 from ZeRO-3 of 3 ranks, and on PP2 from a DCP folder: weights, moments, iteration."""
     shape = resolve(ModelConfig(shape="llama2_tiny", vocab_size=257), 257)
@@ -241,6 +242,7 @@ def of_bytes(root: Path, run_dir: Path, *flags: str) -> Program:
     return run(run_dir, root / "Tiny-1M", *HF, *model, "--data.paths", str(root / "tokens"), *flags)
 
 
+@pytest.mark.campaign  # tests/test_journeys.py trains from one, test_a_run_converts_once finds a copy
 def test_ranks_train_five_steps_from_a_hugging_face_folder(hf: Path, tmp_path: Path) -> None:
     """Local ranks convert once; a second start finds the copy; both begin at what tools.convert makes."""
     steps = ("--train.train_iters", "5", "--nproc", "2", "--data.cache_dir", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Processes of a real run killed around saving: a few of the campaign in docs/faults.md. 40 s."""
+"""Processes of a real run killed around saving: a few of the campaign in docs/faults.md. 20 s."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ SEED = 5
 def undisturbed(prepared: Prepared, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of an undisturbed run."""
     program.import_once(cache_dir)
-    return kills.reference(tmp_path_factory.mktemp("undisturbed"), cache_dir, (), iterations=40)
+    return kills.reference(tmp_path_factory.mktemp("undisturbed"), cache_dir, (), iterations=30)
 
 
 def chain(tmp_path: Path, cache_dir: Path, undisturbed: list[float], background: bool) -> kills.Chain:
@@ -32,14 +32,14 @@ def test_a_killed_run_has_its_checkpoints_and_goes_on(
     background: bool, tmp_path: Path, cache_dir: Path, undisturbed: list[float]
 ) -> None:
     run = chain(tmp_path, cache_dir, undisturbed, background)
-    victims = ["rank 0", "writer 1", "writer 0", "the launcher", "all processes"]
-    for victim in victims if background else ["rank 1", "the launcher", "rank 0", "all processes"]:
+    for victim in ["writer 1", "rank 0"] if background else ["the launcher", "all processes"]:
         _, problems = kills.one(run, victim)
         assert problems == [], victim
     assert kills.to_its_end(run) == []
-    assert len(kills.losses(tmp_path)) > 5
+    assert len(kills.losses(tmp_path)) > 3
 
 
+@pytest.mark.campaign
 def test_a_killed_run_with_weights_in_shards_goes_on(
     prepared: Prepared, cache_dir: Path, tmp_path: Path, undisturbed: list[float]
 ) -> None:

@@ -113,7 +113,7 @@ SHARDS = "--parallel.data_parallel_sharding_strategy zero3 --parallel.num_distri
 def test_a_run_goes_on_with_fewer_ranks(
     more: tuple[str, ...], words: tuple[str, ...], tmp_path: Path, cache_dir: Path
 ) -> None:
-    """Two steps on four ranks; then three are left, and the next steps see the samples that were due."""
+    """A step on four ranks; then three are left, and the next step sees the samples that were due."""
     flags = ["--data.cache_dir", str(cache_dir), "--device", "cpu", *more]
 
     def pretrain(run_dir: Path, nproc: int, iterations: int) -> str:
@@ -124,12 +124,12 @@ def test_a_run_goes_on_with_fewer_ranks(
         assert run.returncode == 0, said
         return printed
 
-    pretrain(tmp_path / "whole", 4, 4)
-    pretrain(tmp_path / "fewer", 4, 2)
-    printed = pretrain(tmp_path / "fewer", 3, 4)
+    pretrain(tmp_path / "whole", 4, 2)
+    pretrain(tmp_path / "fewer", 4, 1)
+    printed = pretrain(tmp_path / "fewer", 3, 2)
     assert all(text in printed for text in words)
     whole, fewer = (losses(tmp_path / name) for name in ("whole", "fewer"))
-    assert list(fewer) == list(whole) == [1, 2, 3, 4]
+    assert list(fewer) == list(whole) == [1, 2]
     assert fewer == pytest.approx(whole, rel=1e-5)
 
 

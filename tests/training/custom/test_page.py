@@ -19,7 +19,7 @@ from training.config.run_config import RunConfig
 
 PAGE = runs.ROOT / "docs/callbacks.md"
 EXAMPLES = {"LogWeightNorm": 0, "StopAtLoss": 1, "z_loss": 2, "Lion": 3}
-EIGHT = "--parallel.tensor_model_parallel_size 2 --parallel.pipeline_model_parallel_size 2".split()
+FOUR = "--parallel.tensor_model_parallel_size 2".split()
 SHORT = "--train.train_iters 4 --train.global_batch_size 8 --train.micro_batch_size 1".split()
 LION = "--optimizer.optimizer page:Lion --optimizer.lr 1e-3".split()
 
@@ -57,18 +57,18 @@ def alone(folder: Path, prepared: Prepared) -> list[dict[str, Any]]:
 
 
 def test_they_compute_the_same_in_a_layout(alone: list[dict[str, Any]], folder: Path, prepared: Prepared) -> None:
-    """TP 2 x PP 2 x DP 2, with ZeRO-1; its checkpoint in the middle resumes bit for bit, and on one rank."""
+    """TP 2 x DP 2, with ZeRO-1; its checkpoint in the middle resumes bit for bit, and on one rank."""
     flags = ("--train.callbacks", "page:LogWeightNorm", "--train.loss", "page:z_loss", *LION)
-    eight = configured(folder, "eight", *flags, *EIGHT, "--checkpoint.save_interval", "2")
-    straight = runs.train(prepared, eight, 8)
+    four = configured(folder, "four", *flags, *FOUR, "--checkpoint.save_interval", "2")
+    straight = runs.train(prepared, four, 4)
     for mine, other in zip(straight, alone, strict=True):
         for name in ("loss", "grad_norm", "cross_entropy"):
             assert mine[name] == pytest.approx(other[name], rel=1e-5), name
     assert straight[0]["weights/largest"] == pytest.approx(alone[0]["weights/largest"], rel=1e-5)
     assert straight[0]["loss"] > straight[0]["cross_entropy"] + 1e-4  # the newline's weight and log(Z)
     assert "weights/largest" not in straight[1]
-    saved = folder / "eight/checkpoints/iter_0000002"
-    for name, ranks, more in (("resumed", 8, EIGHT), ("moved", 1, [])):
+    saved = folder / "four/checkpoints/iter_0000002"
+    for name, ranks, more in (("resumed", 4, FOUR), ("moved", 1, [])):
         shutil.copytree(saved, folder / name / "checkpoints" / saved.name)
         again = runs.train(prepared, configured(folder, name, *flags, *more), ranks)
         found, expected = ([(line["loss"], line["grad_norm"]) for line in lines] for lines in (again, straight[2:]))
@@ -90,7 +90,7 @@ def test_a_loss_is_the_same_with_context_ranks_and_further_predictions(folder: P
     layout = "--parallel.context_parallel_size 2 --parallel.pipeline_model_parallel_size 2".split()
     lines = (
         runs.train(prepared, configured(folder, name, *flags, *more), ranks)
-        for name, ranks, more in (("one", 1, []), ("four", 4, layout), ("plain", 1, ["--train.loss", "None"]))
+        for name, ranks, more in (("one", 1, []), ("stages", 4, layout), ("plain", 1, ["--train.loss", "None"]))
     )
     one, four, plain = (training | validation for training, validation in lines)
     for name in ("loss", "grad_norm", "validation_loss", "mtp_loss", "cross_entropy"):

@@ -1,7 +1,7 @@
 """Checkpoints of every family with random weights, copies for transformers, and what both generate greedily."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -37,9 +37,10 @@ PROMPTS: tuple[list[int], ...] = ([5], list(range(40, 80)), [0, 1, 2, 0, 1, 2, 2
 NEW_TOKENS, SEQ_LENGTH, PREFILL_TOKENS = 16, 64, 16
 
 
-def write_checkpoints(folder: Path) -> None:
+def write_checkpoints(folder: Path, names: Collection[str]) -> None:
     """``checkpoints/NAME``, and ``hf/NAME``, exported from it."""
-    for name, shape in SHAPES.items():
+    for name in names:
+        shape = SHAPES[name]
         made, checkpoint = folder / "made" / name, folder / "checkpoints" / name
         write_folder(made, shape, dtype=torch.float32, tensors=random_tensors(shape))
         import_folder(made, checkpoint, dtype=None, workers=1, max_file_bytes=1 << 30)
@@ -61,7 +62,7 @@ def random_tensors(shape: GPTShape) -> dict[str, torch.Tensor | None]:
     return found
 
 
-def theirs(identity: Identity, folder: Path, output: Path) -> None:
+def theirs(identity: Identity, folder: Path, names: Collection[str], output: Path) -> None:
     """Transformers' greedy texts: {name: one for each prompt}."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -69,7 +70,7 @@ def theirs(identity: Identity, folder: Path, output: Path) -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     found = {}
-    for name in SHAPES:
+    for name in names:
         model = AutoModelForCausalLM.from_pretrained(
             folder / "hf" / name, dtype=torch.float32, local_files_only=True, attn_implementation="eager"
         ).eval()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import runs
+from campaign import some
 from data.prepared import Prepared
 from models.resolve import resolve
 from parallel import groups
@@ -131,7 +132,7 @@ def test_a_passing_fault_leaves_no_trace(
     assert np.array_equal(batch["tokens"][..., 1:], batch["labels"][..., :-1])
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", some((2, 4), (4,)))
 def test_experts_that_are_not_cut_are_named_where_weights_are_in_shards(
     world_size: int, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

@@ -102,11 +102,11 @@ def test_what_else_must_be_the_same(
 
 
 TIED = ("--parallel.pipeline_model_parallel_size", "2", "--model.shape", "gpt2_tiny", "--model.hidden_dropout", "0.1")
-HEALTHY = {
+HEALTHY: dict[str, tuple[int, tuple[str, ...]]] = {
     "tp2sp pp2 tied": (4, (*TENSOR, *TIED)),
-    "ep2": (2, ("--model.shape", "deepseek_v3_tiny", "--parallel.expert_model_parallel_size", "2")),
-    "cp2": (2, ("--parallel.context_parallel_size", "2", "--precision.dtype", "bf16")),
-}
+    "cp2ep2": (2, ("--model.shape", "deepseek_v3_tiny", "--parallel.expert_model_parallel_size", "2",
+                   "--parallel.context_parallel_size", "2", "--precision.dtype", "bf16")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", HEALTHY)

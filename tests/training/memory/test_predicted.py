@@ -14,7 +14,7 @@ from models.costs.stage_parameters import stages
 from models.families import SHAPES
 from models.resolve import resolve
 from parallel.config import PrecisionConfig
-from tests.training.memory.by_hand import rank_bytes
+from tests.models.costs.by_hand import rank_bytes
 from training.cli.parse import parse_config
 from training.config.run_config import RunConfig
 from training.memory.measured import MeasuredBytes, sentence

@@ -46,9 +46,8 @@ ALL = [*SHORT, *EXPERTS, *SOME_DENSE, *BALANCED, *TWO_DEPTHS, *STATS]
 BIASED = ["--model.moe_router_score_function", "sigmoid", "--model.moe_router_enable_expert_bias", "True"]
 TENSOR = "--parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel True"
 LAYOUTS = {
-    "dp2ep2": "--parallel.expert_model_parallel_size 2",
     "tp2sp": TENSOR + " --parallel.expert_model_parallel_size 2 --parallel.expert_tensor_parallel_size 1",
-    "cp2": "--parallel.context_parallel_size 2",
+    "cp2ep2": "--parallel.context_parallel_size 2 --parallel.expert_model_parallel_size 2",
     "pp2": "--parallel.pipeline_model_parallel_size 2",
     "zero3": "--parallel.data_parallel_sharding_strategy optim_grads_params",
 }
@@ -103,7 +102,7 @@ def test_blocks_add_up_to_the_whole_model(reference: list[dict[str, Any]]) -> No
 @pytest.mark.parametrize(
     ("kind", "flags", "rel"),
     [
-        ("seq_aux_loss", LAYOUTS["cp2"], 1e-5),
+        ("seq_aux_loss", "--parallel.context_parallel_size 2", 1e-5),
         # Its running means are over microbatches, of which each of two replicas has half: close, not the same.
         ("global_aux_loss", "", 0.02),
     ],
@@ -196,8 +195,7 @@ def see_dropping(trial: Trial, dropped: float) -> None:
     assert values["expert_load_max"] == 2.0
 
 
-@pytest.mark.parametrize("pad", [False, True])
-@pytest.mark.parametrize(("capacity", "dropped"), [(0.5, 0.75), (1.0, 0.5), (2.0, 0.0)])
+@pytest.mark.parametrize(("pad", "capacity", "dropped"), [(False, 0.5, 0.75), (True, 1.0, 0.5), (False, 2.0, 0.0)])
 def test_assignments_beyond_capacity_are_dropped(
     pad: bool, capacity: float, dropped: float, prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -229,16 +227,9 @@ def see_each_token_once(trial: Trial) -> None:
     assert experts.report() == depths.report() == {}
 
 
-@pytest.mark.parametrize(
-    "recompute",
-    [
-        "",
-        "--train.recompute full:uniform:1",
-        "--train.recompute selective:moe",
-    ],
-)
+@pytest.mark.parametrize("recompute", ["--train.recompute full:uniform:1", "--train.recompute selective:moe"])
 def test_each_token_counts_once(recompute: str, prepared: Prepared, tmp_path: Path) -> None:
-    """Whether or not activations are recomputed; those of an evaluation never."""
+    """Though activations are recomputed; those of an evaluation never."""
     run_ranks(1, with_trial, runs.configuration(tmp_path, *ALL, *recompute.split()), prepared, see_each_token_once)
 
 

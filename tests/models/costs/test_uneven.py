@@ -47,7 +47,7 @@ def test_any_row_of_a_table_has_an_answer(sizes: tuple[int, ...], microbatches: 
 def test_no_stage_holds_more_than_the_fullest(model: str, gpus: int, fixed: dict[str, int]) -> None:
     """DeepSeek-V3's first three blocks are dense: its fullest stage may be the first without them."""
     asked = question(model, gpus=gpus, batch=4096, zero=1, **fixed)
-    plans = [plan for plan in price(asked, candidates(asked), keep=60) if plan.layout.pp > 1]
+    plans = [plan for plan in price(asked, candidates(asked), keep=30) if plan.layout.pp > 1]
     stack, found = BlockStack(asked.shape), 0
     for plan in plans:
         columns = PricedColumns(planned_cases(asked, [plan.layout]))

@@ -13,7 +13,7 @@ from models.families import named
 from parallel.config import PrecisionConfig
 from parallel.layout import layout_of
 from parallel.stages import stage_problems
-from tests.training.memory.by_hand import rank_bytes
+from tests.models.costs.by_hand import rank_bytes
 
 LAYOUTS = [
     Candidate(tp=2, pp=4, dp=2),

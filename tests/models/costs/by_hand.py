@@ -1,4 +1,4 @@
-"""Bytes of weights, gradients and optimizer, parameter by parameter: what training/memory is compared with."""
+"""Bytes of weights, gradients and optimizer, parameter by parameter: what models/costs is compared with."""
 
 from dataclasses import dataclass
 
