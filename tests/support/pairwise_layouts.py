@@ -41,7 +41,7 @@ OF_OWN_PARAMETERS = frozenset("mamba_num_heads linear_num_value_heads softmax_ty
 
 
 ELSEWHERE = {frozenset(pair) for pair in (("tp", "compile"), ("sp", "compile"))}
-"""tests/models/test_compiled.py has them, in a third of the time."""
+"""Half a minute of compiling: tests/models/test_compiled.py has them in its campaign."""
 
 
 def meet(trait: str, axis: str) -> bool:

@@ -158,11 +158,15 @@ def _description(path: Path) -> str:
 def begin_unfinished(root: Path, iteration: int, attempt: str) -> Path:
     """An empty folder to write into, under a name that nothing takes for a checkpoint.
 
-    What killed or abandoned saves left behind is removed first: one run owns the folder.
+    What killed or abandoned saves left behind is removed first: one run owns the folder. Another's start may probe it
+    at this moment, before it is refused, and remove its probe itself.
     """
     root.mkdir(parents=True, exist_ok=True)
-    for left in (*root.glob(f"*{TEMPORARY}*"), *root.glob(f"{PROBE}*")):
+    for left in root.glob(f"*{TEMPORARY}*"):
         remove(left)
+    for left in root.glob(f"{PROBE}*"):
+        with contextlib.suppress(FileNotFoundError):
+            remove(left)
     folder = root / f"{name_of(iteration)}{TEMPORARY}{attempt}"
     folder.mkdir()
     return folder

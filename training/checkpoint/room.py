@@ -24,24 +24,36 @@ def problem(root: Path, needed_bytes: int, needed_files: int) -> str | None:
 
 
 def save_problem(root: Path) -> str | None:
-    """Why checkpoints cannot be saved in ``root``, tried in small; None where they can."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        probe = root / f"{folders.PROBE}{secrets.token_hex(4)}"
-        renamed, probed_latest = probe.with_name(f"{probe.name}-renamed"), probe.with_name(f"{probe.name}-latest")
+    """Why checkpoints cannot be saved in ``root``, tried in small; None where they can.
+
+    A live run that begins a checkpoint there removes what starts have left, this probe too: then once more.
+    """
+    for more in (3, 2, 1, 0):
         try:
-            probe.mkdir()
-            replace_file(probe / "file", b"x")
-            probe.rename(renamed)
-            replace_file(probed_latest, b"x")
-        finally:
-            for left in (probe, renamed):
-                shutil.rmtree(left, ignore_errors=True)
-            probed_latest.unlink(missing_ok=True)
-    except OSError as error:
-        advice = "Make room or give permission there, or use another --run_dir"
-        return f"checkpoints cannot be written to {root}: {reason(error)}. {advice}."
+            _probe(root)
+            return None
+        except OSError as error:
+            if more and isinstance(error, FileNotFoundError):
+                continue
+            advice = "Make room or give permission there, or use another --run_dir"
+            return f"checkpoints cannot be written to {root}: {reason(error)}. {advice}."
     return None
+
+
+def _probe(root: Path) -> None:
+    """The steps of a save, in small; nothing of them stays."""
+    root.mkdir(parents=True, exist_ok=True)
+    probe = root / f"{folders.PROBE}{secrets.token_hex(4)}"
+    renamed, probed_latest = probe.with_name(f"{probe.name}-renamed"), probe.with_name(f"{probe.name}-latest")
+    try:
+        probe.mkdir()
+        replace_file(probe / "file", b"x")
+        probe.rename(renamed)
+        replace_file(probed_latest, b"x")
+    finally:
+        for left in (probe, renamed):
+            shutil.rmtree(left, ignore_errors=True)
+        probed_latest.unlink(missing_ok=True)
 
 
 def file_size_problem(needed_bytes: int) -> str | None:

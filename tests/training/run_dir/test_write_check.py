@@ -2,16 +2,18 @@
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import runs
 from data.prepared import Prepared
-from training.checkpoint import room
+from training.checkpoint import folders, room
 from training.run_dir import write_check
 
 
@@ -49,6 +51,29 @@ def test_a_folder_that_works_is_as_before(tmp_path: Path) -> None:
     assert write_check.problem(tmp_path / "new/run") is None
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest"]
     assert not (tmp_path / "new/run/checkpoints").exists()
+
+
+def test_a_run_that_saves_there_meanwhile_is_no_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that is refused a moment later probes where a live run begins a checkpoint, and so sweeps."""
+    write, removed = room.replace_file, shutil.rmtree
+
+    def swept(path: Path, data: bytes) -> None:
+        monkeypatch.setattr(room, "replace_file", write)
+        folders.begin_unfinished(tmp_path, 5, "1a2b")
+        write(path, data)
+
+    monkeypatch.setattr(room, "replace_file", swept)
+    assert room.save_problem(tmp_path) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["iter_0000005.tmp-1a2b"]
+
+    def came_first(path: Path, **options: Any) -> None:
+        removed(path)
+        removed(path, **options)
+
+    removed(tmp_path / "iter_0000005.tmp-1a2b")
+    (tmp_path / f"{folders.PROBE}1a2b").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", came_first)
+    assert folders.begin_unfinished(tmp_path, 6, "1a2b").is_dir()
 
 
 def in_mounts(script: str) -> str:
