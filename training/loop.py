@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 from training.config.train_config import TrainConfig
 from training.progress import Progress
 from training.step import StepRequests, StepResult

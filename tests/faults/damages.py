@@ -18,7 +18,7 @@ from tests.faults.results import CaseResult, Store
 from tests.faults.trainer import TINY, FaultTrainer, configuration, on_ranks, own_digest, started
 from training import checkpoint
 from training.checkpoint.format.manifest import MANIFEST
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 
 CAMPAIGN = "damages"
 TITLE = "Damaged files"

@@ -27,7 +27,7 @@ from training.checkpoint import folders
 from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.format.verify import damages
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 from training.step import StepResult
 
 CAMPAIGN = "disk"

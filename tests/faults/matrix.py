@@ -13,7 +13,8 @@ from parallel.launch import Identity
 from tests.faults.results import CaseResult, Store
 from tests.faults.trainer import DENSE, EXPERTS, FaultTrainer, configuration, global_digests, on_ranks, started
 from training import checkpoint
-from training.config.run_config import CheckpointConfig, RunConfig
+from training.config.checkpoint_config import CheckpointConfig
+from training.config.run_config import RunConfig
 
 CAMPAIGN = "matrix"
 TITLE = "Saved in one layout, loaded in every other"

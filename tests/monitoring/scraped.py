@@ -29,7 +29,7 @@ def scraped_run(folder: Path) -> Iterator[tuple[str, str]]:
         f"--collector.textfile.directory={textfiles}", f"--web.listen-address={LOOPBACK}:{exporter}",
     ]  # fmt: skip
     flags = [
-        "--log.prometheus", "endpoint", "--log.prometheus_port", str(endpoint), "--train.train_iters", "1000000",
+        "--log.prometheus", f"127.0.0.1:{endpoint}", "--train.train_iters", "1000000",
         "--train.eval_interval", "20", "--train.eval_iters", "1", "--log.log_interval", "2",
     ]  # fmt: skip
     with ExitStack() as programs:

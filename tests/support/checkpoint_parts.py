@@ -19,7 +19,8 @@ from parallel.launch import Identity
 from ranks import run_ranks
 from tests.faults.trainer import GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, SEQ_LENGTH, VOCABULARY, FaultTrainer, held
 from training import checkpoint
-from training.config.run_config import CheckpointConfig, RunConfig
+from training.config.checkpoint_config import CheckpointConfig
+from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
 from training.parts.model import build_parts
 from training.progress import Progress

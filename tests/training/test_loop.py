@@ -7,7 +7,7 @@ import pytest
 import ranks  # noqa: F401  (imports torch and megatron once)
 from training import loop
 from training.checkpoint.save_interval import SaveClock
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 from training.config.train_config import TrainConfig
 from training.progress import Progress
 from training.step import StepRequests, StepResult, UpdateDecision

@@ -11,7 +11,8 @@ from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.layout import replica_size, smallest_world
 from program.errors import UserError
-from training.config.run_config import CheckpointConfig, RunConfig
+from training.config.checkpoint_config import CheckpointConfig
+from training.config.run_config import RunConfig
 
 SIZES = {
     "tp": "tensor_model_parallel_size",

@@ -25,7 +25,7 @@ from training.checkpoint.plausible import check_values, state_damages
 from training.checkpoint.start import find_start
 from training.checkpoint.state import JSON, State, read_state, step_of
 from training.checkpoint.storage import TensorReader
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 from training.progress import Progress
 
 MOST_DAMAGES = 5

@@ -7,7 +7,7 @@ from pathlib import Path
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.lineage import LineageCommit, in_order
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -37,11 +37,11 @@ RARE = {
     "eval": "task_folder interval limit num_fewshot full_pass",
     "checkpoint": "no_load_rng override_opt_param_scheduler save_retain_interval use_checkpoint_opt_param_scheduler "
     "verify",
-    "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus prometheus_address prometheus_port names "
+    "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus names "
     "log_params_norm log_num_zeros_in_grad layer_stats_interval ranks report",
     "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour replica_check_interval watch_interval",
     "profile": "enable_profiling step_start step_end profile_freq ranks use_pytorch_profiler nvtx_ranges "
-    "pytorch_profiler_collect_shapes pytorch_profiler_collect_callstack trace_limit_mib record_memory_history "
+    "pytorch_profiler_collect_shapes pytorch_profiler_collect_callstack record_memory_history "
     "timeline_interval",
 }
 """Fields that ``--help`` leaves to ``--help_all``: nearly every run leaves them as they are."""

@@ -13,8 +13,10 @@ from models.costs.predict import Predicted, fullest
 from models.costs.stage_parameters import checkpoint_bytes
 from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
+from training.config.checkpoint_config import CheckpointConfig
+from training.config.log_config import LogConfig
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import CheckpointConfig, LogConfig, RunConfig
+from training.config.run_config import RunConfig
 from training.config.schedules import learning_schedule
 from training.config.train_config import TrainConfig
 from training.memory.planned import as_case, planned_modules
@@ -203,8 +205,8 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
 
 def _exposed(log: LogConfig) -> Iterator[str]:
     """What others on the network can read."""
-    if log.prometheus == "endpoint" and not ipaddress.ip_address(log.prometheus_address).is_loopback:
+    if (endpoint := log.endpoint) is not None and not ipaddress.ip_address(endpoint.address).is_loopback:
         yield (
-            f"log.prometheus_address {log.prometheus_address}: whoever reaches port {log.prometheus_port} of this host "
-            "can read the metrics; the endpoint asks for no password."
+            f'log.prometheus "{endpoint}": whoever reaches port {endpoint.port} of this host can read the metrics; the '
+            "endpoint asks for no password."
         )

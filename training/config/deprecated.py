@@ -15,7 +15,8 @@ from typing import Any
 from program.errors import SharedMistake
 from program.schema import structured
 from program.untrusted import InputError
-from training.config.old_names import MOVED, Contradiction, Moved, Values
+from training.config.moved import Contradiction, Moved, Values
+from training.config.old_names import MOVED
 from training.config.run_config import RunConfig, with_fields
 
 UNTIL = "Old names are accepted until version 0.3.0."

@@ -3,99 +3,25 @@
 ``deprecated`` reads recipes and flags by it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from models.kernels import FusionName
 from parallel.config import SHADOW_BOUND, PrecisionConfig, Shadow, StreamGroup
+from training.config.log_config import read_endpoint
+from training.config.moved import (
+    Contradiction,
+    Moved,
+    OldField,
+    Values,
+    both_there,
+    constant,
+    in_megatron,
+    of_section,
+    renamed,
+)
 from training.config.recompute import Granularity, Method, Recomputation, RecomputeModule, read_recompute
-
-Values = Mapping[str, Any]
-"""By dotted names."""
-
-
-class Contradiction(ValueError):
-    """An old name and its new one say different things."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class OldField:
-    """One that recipes had."""
-
-    kind: Any
-    """Its type."""
-    default: Any = None
-    """What it was where a recipe left it out: a saved config.toml has every field, and says nothing by most."""
-
-
-def _both(old: Values, given: Values) -> str | None:
-    first = next(iter(old))
-    return f"{first} and {next(iter(given))} are both there: {first} is the old name of it. Remove {first}."
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Moved:
-    """Old fields that are read together."""
-
-    old: Mapping[str, OldField]
-    """By dotted names."""
-    new: tuple[str, ...] = ()
-    """Dotted names of what is there now. None: a constant."""
-    becomes: Callable[[Values, Values], Values]
-    """(old values as given, what the new fields are) -> new values; none where the old ones say nothing by themselves.
-    Raises Contradiction where these disagree."""
-    beside: Callable[[Values, Values], str | None] = _both
-    """(old values as given, new ones that stand beside them) -> why not; None where these were fields then, too, and go
-    together."""
-    now: str = ""
-    """What the warning says in place of the new values."""
-
-
-def _fields(section: str, **fields: tuple[Any, Any]) -> dict[str, OldField]:
-    """type and default by name."""
-    return {f"{section}.{name}": OldField(kind=kind, default=default) for name, (kind, default) in fields.items()}
-
-
-def _renamed(old: str, *new: str) -> Moved:
-    """A switch that has another name."""
-    return Moved(
-        old={old: OldField(kind=bool, default=False)},
-        new=new,
-        becomes=lambda was, _: {name: value for value in was.values() for name in new},
-    )
-
-
-def _constant(old: str, kind: Any, value: Any) -> Moved:
-    return Moved(old={old: OldField(kind=kind, default=value)}, becomes=lambda *_: {}, now=f"{value:g} in every run")
-
-
-def _in_megatron(section: str, of: str, **fields: tuple[Any, Any]) -> Moved:
-    """Fields of ``section`` that ``of``.megatron sets by megatron-core's own names."""
-    hatch = f"{of}.megatron"
-
-    def becomes(was: Values, now: Values) -> Values:
-        given = {name.rpartition(".")[2]: value for name, value in was.items()}
-        kept = [str(each) for each in now[hatch] if _name(str(each)) not in given]
-        return {hatch: kept + [f"{name}={_literal(value)}" for name, value in given.items()]}
-
-    def beside(old: Values, given: Values) -> str | None:
-        entries = {_name(str(each)) for each in given[hatch]}
-        for name in old:
-            if (own := name.rpartition(".")[2]) in entries:
-                return f"{name} and {hatch} both set {own}: {name} is the old name of it. Remove {name}."
-        return None
-
-    return Moved(old=_fields(section, **fields), new=(hatch,), becomes=becomes, beside=beside)
-
-
-def _name(entry: str) -> str:
-    return entry.partition("=")[0].strip()
-
-
-def _literal(value: Any) -> str:
-    return repr(list(value) if isinstance(value, tuple) else value)
 
 
 def _reset(was: Values, _: Values) -> Values:
@@ -109,7 +35,20 @@ def _watch(was: Values, now: Values) -> Values:
     return {"fault.watch_interval": min((each for each in both if each), default=0)}
 
 
-WATCHES = _fields("fault", straggler_interval=(int, 50), memory_interval=(int, 50))
+WATCHES = of_section("fault", straggler_interval=(int, 50), memory_interval=(int, 50))
+
+
+def _endpoint(was: Values, now: Values) -> Values:
+    """ADDRESS:PORT, where there is an endpoint."""
+    before = read_endpoint(now["log.prometheus"])
+    if before is None:
+        return {}
+    return {"log.prometheus": str(before._replace(**{name.removeprefix("log.prometheus_"): was[name] for name in was}))}
+
+
+def _endpoint_beside(old: Values, given: Values) -> str | None:
+    """Where it is was said beside whether it is."""
+    return None if given["log.prometheus"] in ("off", "textfile", "endpoint") else both_there(old, given)
 
 
 def _shadow(was: Values, now: Values) -> Values:
@@ -162,7 +101,7 @@ def _recompute_beside(old: Values, given: Values) -> str | None:
     said = {name: value for name, value in old.items() if name not in dormant}
     if not said:
         return None
-    return _by_memory(text, said) if budget else _both(said, given)
+    return _by_memory(text, said) if budget else both_there(said, given)
 
 
 def _modules(was: Values, now: Values) -> Values:
@@ -189,24 +128,31 @@ def _off(was: Values, now: Values) -> Values:
 
 
 MOVED: tuple[Moved, ...] = (
-    _renamed("data.accept_change", "data.allow_data_change"),
-    _renamed("parallel.fit", "parallel.elastic"),
+    renamed("data.accept_change", "data.allow_data_change"),
+    renamed("parallel.fit", "parallel.elastic"),
     Moved(
         old={"data.reset": OldField(kind=Literal["none", "attention"], default="none")},
         new=("data.reset_attention_mask", "data.reset_position_ids"),
         becomes=_reset,
     ),
-    _constant("fault.spike_sigma", float, 6.0),
-    _constant("fault.spike_window", int, 128),
-    _constant("fault.straggler_ratio", float, 1.3),
-    _constant("fault.memory_growth_mib", float, 256.0),
+    constant("fault.spike_sigma", float, 6.0),
+    constant("fault.spike_window", int, 128),
+    constant("fault.straggler_ratio", float, 1.3),
+    constant("fault.memory_growth_mib", float, 256.0),
+    constant("profile.trace_limit_mib", int, 1024),
+    Moved(
+        old=of_section("log", prometheus_address=(str, "127.0.0.1"), prometheus_port=(int, 9464)),
+        new=("log.prometheus",),
+        becomes=_endpoint,
+        beside=_endpoint_beside,
+    ),
     Moved(
         old=WATCHES,
         new=("fault.watch_interval",),
         becomes=_watch,
     ),
     Moved(
-        old=_fields(
+        old=of_section(
             "precision",
             fp8_shadow_interval=(int | None, None),
             fp8_shadow_bound=(float, SHADOW_BOUND),
@@ -216,20 +162,20 @@ MOVED: tuple[Moved, ...] = (
         becomes=_shadow,
     ),
     Moved(
-        old=_fields("kernels", **dict.fromkeys(get_args(FusionName), (Literal["auto", "on", "off"], "auto"))),
+        old=of_section("kernels", **dict.fromkeys(get_args(FusionName), (Literal["auto", "on", "off"], "auto"))),
         new=("kernels.off",),
         becomes=_off,
     ),
-    _in_megatron(
+    in_megatron(
         "parallel",
         "parallel",
         high_priority_stream_groups=(tuple[StreamGroup, ...], ()),
         use_sharp=(bool, False),
         nccl_ub=(bool, False),
     ),
-    _in_megatron("optimizer", "optimizer", overlap_cpu_optimizer_d2h_h2d=(bool, False)),
+    in_megatron("optimizer", "optimizer", overlap_cpu_optimizer_d2h_h2d=(bool, False)),
     Moved(
-        old=_fields(
+        old=of_section(
             "train",
             recompute_granularity=(Granularity | None, None),
             recompute_method=(Method | None, None),
@@ -241,13 +187,13 @@ MOVED: tuple[Moved, ...] = (
         beside=_recompute_beside,
     ),
     Moved(
-        old=_fields("train", fine_grained_activation_offloading=(bool, False)),
+        old=of_section("train", fine_grained_activation_offloading=(bool, False)),
         new=("train.offload_modules",),
         becomes=_modules,
         beside=_modules_beside,
         now="what train.offload_modules says",
     ),
-    _in_megatron(
+    in_megatron(
         "train",
         "model",
         min_offloaded_tensor_size=(int, 1024 * 1024),

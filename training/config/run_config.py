@@ -21,6 +21,7 @@ from parallel.megatron_fields import parse
 from parallel.nccl_options import nccl_problems
 from parallel.stages import stage_problems
 from training.config.activation_offload import fine_grained_problems, offload_number_problems
+from training.config.checkpoint_config import CheckpointConfig
 from training.config.divisibility import (
     context_problems,
     expert_problems,
@@ -43,6 +44,7 @@ from training.config.incompatible import (
     scale_problems,
     sharding_problems,
 )
+from training.config.log_config import LogConfig
 from training.config.optimizer_config import OptimizerConfig, state_problems
 from training.config.ranges import range_problems
 from training.config.schedules import batch_problems, learning_schedule
@@ -51,149 +53,9 @@ from training.config.small_sections import (
     FaultConfig,
     ProfileConfig,
     profile_problems,
-    sink_problems,
     validation_problems,
 )
 from training.config.train_config import TrainConfig
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class CheckpointConfig:
-    """When checkpoints are written, which are kept, and what a new run starts from."""
-
-    save_interval: int | None = None
-    """Iterations between checkpoints. None: only at the end."""
-
-    save_interval_minutes: float | None = None
-    """Minutes between checkpoints, whichever of the two comes first."""
-
-    keep: int = 3
-    """Newest checkpoints to keep; older ones are deleted after a newer one is committed."""
-
-    save_retain_interval: int | None = None
-    """Checkpoints of iterations that this divides are kept for good, beside the newest ones. None: none."""
-
-    verify: Literal["hashes", "sizes"] = "hashes"
-    """What is verified before a checkpoint is loaded: every byte, by all ranks together, or the sizes of its files."""
-
-    async_save: bool = True
-    """Write checkpoints while training goes on, from a copy in host memory as large as a rank's share (Megatron's
-    --async-save). Off: training waits for the disk."""
-
-    load: str | None = None
-    """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet."""
-
-    convert: bool = False
-    """Convert a `load` that is another program's (Megatron's, a Hugging Face, PyTorch DCP or DeepSpeed folder) into
-    RUN_DIR/converted, once. Off: such a folder is refused with the command that converts it."""
-
-    finetune: bool = False
-    """Of `load` take the weights only: iteration, data position, optimizer and RNG start fresh (Megatron's
-    --finetune)."""
-
-    no_load_optim: bool = False
-    """Do not load the optimizer's state."""
-
-    no_load_rng: bool = False
-    """Do not load the random-number generators' states."""
-
-    override_opt_param_scheduler: bool = False
-    """On resume, take this configuration's schedules of learning rate and weight decay. Off: those that the run began
-    with, in samples, as its checkpoints keep them, whatever batch and iterations are now."""
-
-    use_checkpoint_opt_param_scheduler: bool = False
-    """Take the checkpoint's schedules without a word on those that this configuration would make."""
-
-    def problems(self) -> list[str]:
-        """What is wrong within this section alone."""
-        found = []
-        if self.save_interval is not None and self.save_interval < 1:
-            found.append(f"checkpoint.save_interval must be 1 or more, found {self.save_interval}.")
-        if self.save_interval_minutes is not None and self.save_interval_minutes <= 0:
-            found.append(f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}.")
-        if self.keep < 1:
-            found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
-        if self.save_retain_interval is not None and self.save_retain_interval < 1:
-            found.append(f"checkpoint.save_retain_interval must be 1 or more, found {self.save_retain_interval}.")
-        if self.load is None and self.convert:
-            found.append("checkpoint.convert says how to read checkpoint.load, which is not set.")
-        if self.load is None and (self.finetune or self.no_load_optim):
-            found.append("checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set.")
-        if self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler:
-            found.append(
-                "checkpoint.override_opt_param_scheduler takes this configuration's schedule, "
-                "checkpoint.use_checkpoint_opt_param_scheduler the checkpoint's. Set one of them."
-            )
-        return found
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class LogConfig:
-    """What is written about the run, and where."""
-
-    log_interval: int = 10
-    """Iterations between lines on the console and in metrics.jsonl."""
-
-    log_params_norm: bool = False
-    """Log the L2 norm of all weights: a pass over them per line."""
-
-    log_num_zeros_in_grad: bool = False
-    """Log how many elements of the gradient are 0: a pass over it per line."""
-
-    layer_stats_interval: int | None = None
-    """Iterations between lines that also have, block by block, norms of weights and gradients and the size of outputs;
-    a multiple of log_interval. None: never."""
-
-    tensorboard: bool = True
-    """Write TensorBoard events into run_dir/events."""
-
-    report: bool = True
-    """Write run_dir/report.html whenever the run ends: a second or two, by a process of its own."""
-
-    wandb: Literal["off", "offline", "online"] = "off"
-    """Weights & Biases; the key comes from the environment and is never written."""
-
-    wandb_project: str = "triplane"
-    """Project that the run appears under."""
-
-    wandb_name: str | None = None
-    """Name that the run appears under. None: the run folder's name."""
-
-    mlflow: str = "off"
-    """MLflow: "offline" (a file store in run_dir/mlflow) or a tracking URI, such as http://host:5000. User and password
-    come from the environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)."""
-
-    mlflow_experiment: str = "triplane"
-    """Experiment that the run, named after its folder, appears under."""
-
-    prometheus: Literal["off", "textfile", "endpoint"] = "textfile"
-    """run_dir/metrics.prom, for node_exporter's textfile collector; or that and an endpoint on rank 0's node."""
-
-    prometheus_address: str = "127.0.0.1"
-    """Where the endpoint listens. It asks for no password: whoever reaches another address than loopback's reads it."""
-
-    prometheus_port: int = 9464
-    """The endpoint's port. 0: a free one, which the console names."""
-
-    names: Literal["triplane", "megatron"] = "triplane"
-    """Of curves in TensorBoard, wandb and MLflow: metrics.jsonl's keys, or Megatron-LM's names and units where it has
-    them, for dashboards that were made for it."""
-
-    ranks: Literal["node", "all"] = "node"
-    """One log file per node, or one per rank. The rank that failed first always gets a file of its own."""
-
-    def problems(self) -> list[str]:
-        """What is wrong within this section alone."""
-        found = []
-        every = self.layer_stats_interval
-        if self.log_interval < 1:
-            found.append(f"log.log_interval must be 1 or more, found {self.log_interval}.")
-        elif every is not None and (every < 1 or every % self.log_interval):
-            found.append(
-                f"log.layer_stats_interval must be a multiple of log.log_interval, {self.log_interval}, found {every}."
-            )
-        return found + sink_problems(self.mlflow, self.prometheus_address, self.prometheus_port)
-
 
 Section = (
     ParallelConfig

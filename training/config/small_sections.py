@@ -1,9 +1,5 @@
-"""Small sections of a recipe, ``fault``, ``profile``, ``eval``; and whether the addresses of ``log`` can be used, and
-hold no secret: config.toml and checkpoints keep them.
-"""
+"""Small sections of a recipe: ``fault``, ``profile`` and ``eval``."""
 
-import importlib.util
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -113,9 +109,6 @@ class ProfileConfig:
     """For nsys: ranges of phases, passes, layers and collectives too (Megatron's --nvtx-ranges). torch.profiler's
     traces always have them."""
 
-    trace_limit_mib: int = 1024
-    """MiB of compressed traces of each rank that are kept in RUN_DIR/profile; older ones go first."""
-
     record_memory_history: bool = False
     """Record each allocation on GPUs, with its stack (Megatron's). A snapshot is written at the end of each trace by
     the ranks that are traced, and by a rank whose memory runs out."""
@@ -155,9 +148,8 @@ class ProfileConfig:
                 f"profile.profile_freq must be at least step_end - step_start = {self.step_end - self.step_start}, "
                 f"the iterations of one trace, found {self.profile_freq}."
             )
-        for name in ("timeline_interval", "trace_limit_mib"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                found.append(f"profile.{name} must be 1 or more, found {value}.")
+        if self.timeline_interval is not None and self.timeline_interval < 1:
+            found.append(f"profile.timeline_interval must be 1 or more, found {self.timeline_interval}.")
         if any(rank < 0 for rank in self.ranks) or len(set(self.ranks)) < len(self.ranks):
             found.append(f"profile.ranks must be different ranks, 0 or more, found {list(self.ranks)}.")
         return found
@@ -248,38 +240,3 @@ def validation_problems(config: EvalConfig, data: DataConfig) -> list[str]:
 def has_own_split(config: EvalConfig, data: DataConfig) -> bool:
     """Whether the data's validation split is measured: where it has no weight, named sets can stand in for it."""
     return not config.validation_sets or split_weights(data.split)[1] > 0
-
-
-URI = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<user>[^/?#]*@)?(?P<rest>[^?#]*)(?P<query>.*)", re.DOTALL)
-
-
-def sink_problems(mlflow: str, prometheus_address: str, prometheus_port: int) -> list[str]:
-    """One message each; a secret is not repeated in one."""
-    found = mlflow_problems(mlflow)
-    try:
-        ipaddress.ip_address(prometheus_address)
-    except ValueError:
-        found.append(
-            f'log.prometheus_address must be an IP address, such as 127.0.0.1 or 0.0.0.0, found "{prometheus_address}".'
-        )
-    if not 0 <= prometheus_port < 1 << 16:
-        found.append(f"log.prometheus_port must be 0 to 65535, found {prometheus_port}.")
-    return found
-
-
-def mlflow_problems(mlflow: str) -> list[str]:
-    """What is wrong with ``log.mlflow``."""
-    if mlflow == "off":
-        return []
-    uri = URI.fullmatch(mlflow)
-    if mlflow != "offline" and uri is None:
-        return [f'log.mlflow must be "off", "offline" or a tracking URI such as http://host:5000, found "{mlflow}".']
-    if uri and (uri["user"] or uri["query"]):
-        return [
-            "log.mlflow holds a user, a password or a query, which config.toml and every checkpoint would keep. Write "
-            f"{uri['scheme']}://{uri['rest']} and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-            "MLFLOW_TRACKING_TOKEN, in the environment."
-        ]
-    if importlib.util.find_spec("mlflow") is None:
-        return ["log.mlflow needs mlflow: pip install mlflow-skinny, or set it to off."]
-    return []

@@ -225,7 +225,7 @@ class PrometheusSink:
         except OSError as error:
             self._say(
                 f"warning: no Prometheus endpoint at {address}, port {port} ({error.strerror}); {self._path} has the "
-                "same. Set log.prometheus_address or log.prometheus_port, 0 for a free port. Training goes on."
+                "same. Set another address or port in log.prometheus, port 0 for a free one. Training goes on."
             )
             return None
         shown = f"[{address}]" if ":" in address else address

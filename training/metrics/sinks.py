@@ -45,11 +45,9 @@ class LogSettings(Protocol):
     @property
     def mlflow_experiment(self) -> str: ...
     @property
-    def prometheus(self) -> Literal["off", "textfile", "endpoint"]: ...
+    def prometheus(self) -> str: ...
     @property
-    def prometheus_address(self) -> str: ...
-    @property
-    def prometheus_port(self) -> int: ...
+    def endpoint(self) -> tuple[str, int] | None: ...
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -123,7 +121,6 @@ def in_background(
             ),
         )  # fmt: skip
     if log.prometheus != "off":
-        endpoint = (log.prometheus_address, log.prometheus_port) if log.prometheus == "endpoint" else None
         name = run_dir.resolve().name
         collector = RunCollector(name, facts.world_size, facts.train_iters, facts.resumed_iteration)
-        yield "Prometheus", partial(PrometheusSink, run_dir, collector, endpoint, console)
+        yield "Prometheus", partial(PrometheusSink, run_dir, collector, log.endpoint, console)

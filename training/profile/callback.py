@@ -155,7 +155,7 @@ class ProfileCallback(Callback):
         world_size = ranks.identity.world_size
         traced = [rank for rank in config.ranks if rank < world_size]
         self.is_traced = ranks.rank in traced
-        self.jobs = SummaryJobs(config.trace_limit_mib)
+        self.jobs = SummaryJobs()
         self.number: int | None = None
         """Of the trace that the next iteration belongs to, the same on all ranks."""
         self.trace: Tracer | None = None

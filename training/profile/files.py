@@ -89,7 +89,11 @@ def rounded(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def drop_old_traces(run_dir: Path, rank: int, limit_bytes: int) -> Sequence[Path]:
+KEPT_BYTES = 1 << 30
+"""Of compressed traces that each rank keeps, the newest ones."""
+
+
+def drop_old_traces(run_dir: Path, rank: int, limit_bytes: int = KEPT_BYTES) -> Sequence[Path]:
     """Remove this rank's oldest traces until the rest is within the limit: what was removed."""
     name = trace_name(rank) + ".gz"
     traces = sorted((run_dir / FOLDER).glob(f"iter_*/{name}"), reverse=True)

@@ -1,4 +1,4 @@
-"""python -m training.profile.summarize TRACE DEVICE LIMIT_MIB: what there is to do once a rank has written its trace.
+"""python -m training.profile.summarize TRACE DEVICE: what there is to do once a rank has written its trace.
 
 A process of its own, of low priority, while training goes on: reading a trace in Python takes a second for 100,000
 events, and would hold up the thread that launches kernels. Writes the summary, compresses the trace, and removes what
@@ -20,12 +20,12 @@ from training.profile.summary import summarize
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code. Raises for a trace that cannot be read, or a disk that is full."""
-    trace, device, limit_mib = Path(arguments[0]), arguments[1], int(arguments[2])
+    trace, device = Path(arguments[0]), arguments[1]
     rank = rank_of(trace)
     assert rank is not None, trace
     summary = summarize(read_trace(trace), rank, "cuda" if device == "cuda" else "cpu")
     kept = compress(trace)
-    removed = drop_old_traces(trace.parents[2], rank, limit_mib << 20)
+    removed = drop_old_traces(trace.parents[2], rank)
     write_part(trace.parent, dataclasses.replace(summary, trace="" if kept in removed else kept.name))
     return 0
 

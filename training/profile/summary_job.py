@@ -14,15 +14,12 @@ END_TIMEOUT_S = 60.0
 class SummaryJobs:
     """Of one rank: a process for each trace that it has written."""
 
-    def __init__(self, limit_mib: int) -> None:
-        """limit_mib: of this rank's traces, the newest ones."""
-        self.limit_mib = limit_mib
+    def __init__(self) -> None:
         self._processes: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
     def start(self, trace: Path, device: str) -> None:
         """Of a trace that this rank has written. Raises OSError where no process can be started."""
-        arguments = [str(trace.absolute()), device, str(self.limit_mib)]
-        command = [sys.executable, "-m", "training.profile.summarize", *arguments]
+        command = [sys.executable, "-m", "training.profile.summarize", str(trace.absolute()), device]
         # In a session of its own: no Ctrl-C, and it ends by itself if this rank ends before.
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
         self._processes.append((trace, process))

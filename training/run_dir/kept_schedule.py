@@ -15,9 +15,10 @@ from training.checkpoint.folders import candidates, checkpoints, find
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import read_state
+from training.config.checkpoint_config import CheckpointConfig
 from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig
-from training.config.run_config import CheckpointConfig, RunConfig
+from training.config.run_config import RunConfig
 from training.config.schedules import learning_schedule
 from training.config.train_config import TrainConfig
 

@@ -17,7 +17,7 @@ from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.format import writer
 from training.checkpoint.saving import saved_boxes
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 from training.loop import Callback
 from training.progress import Progress
 from training.step import RankParts

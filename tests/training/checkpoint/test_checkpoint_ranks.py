@@ -30,7 +30,7 @@ from training import checkpoint
 from training.checkpoint import folders, optimizer_state, saving, storage
 from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.model_state import model_boxes
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 
 # ---- precisions
 

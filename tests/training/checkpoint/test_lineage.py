@@ -13,7 +13,7 @@ from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.verify import damages, strangers
 from training.checkpoint.format.writer import FileWriter
 from training.checkpoint.start import find_start
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 
 
 def save(root: Path, iteration: int, parent: int | None = None, keep: int = 100, loaded: str | None = None) -> Path:

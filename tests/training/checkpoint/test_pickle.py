@@ -24,7 +24,7 @@ from training import checkpoint
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest, write_manifest
 from training.checkpoint.format.verify import Depth, damages
 from training.checkpoint.format.writer import DATA
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 
 FOUND: list[tuple[str, str]] = []
 """What an unpickler has looked up in this process since hooks were set; audit hooks cannot be taken off again."""

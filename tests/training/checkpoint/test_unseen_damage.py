@@ -17,7 +17,7 @@ from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.tables import PIECES, FileFacts
 from training.checkpoint.format.verify import damages
 from training.checkpoint.format.writer import DATA, LENGTH_BYTES
-from training.config.run_config import CheckpointConfig
+from training.config.checkpoint_config import CheckpointConfig
 
 
 def pieces_lie_elsewhere(newest: Path) -> None:

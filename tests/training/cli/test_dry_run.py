@@ -222,7 +222,7 @@ def warnings_of(flags: str) -> list[str]:
         ("--data.paths", "data.paths is empty"),
         ("--data.paths /nowhere/text", "on this machine: data.paths: no file"),
         ("--data.tokenizer builtin", "data.tokenizer is the built-in one"),
-        ("--log.prometheus endpoint --log.prometheus_address 0.0.0.0", "log.prometheus_address 0.0.0.0: whoever"),
+        ("--log.prometheus 0.0.0.0:9464", 'log.prometheus "0.0.0.0:9464": whoever'),
         (
             "--parallel.tensor_model_parallel_size 1 --parallel.sequence_parallel False "
             "--train.global_batch_size 16384",

@@ -21,6 +21,16 @@ CASES: dict[str, tuple[str, str]] = {
     "fault.spike_window = 64": ("--fault.spike_window 64", ""),
     "fault.straggler_ratio = 2.0": ("--fault.straggler_ratio 2", ""),
     "fault.memory_growth_mib = 100.0": ("--fault.memory_growth_mib 100", ""),
+    "profile.trace_limit_mib = 10": ("--profile.trace_limit_mib 10", ""),
+    "log.prometheus = \"endpoint\"\nlog.prometheus_port = 0": (
+        "--log.prometheus endpoint --log.prometheus_port 0",
+        '[log]\nprometheus = "127.0.0.1:0"\n',
+    ),
+    "log.prometheus = \"endpoint\"\nlog.prometheus_address = \"::1\"": (
+        "--log.prometheus endpoint --log.prometheus_address ::1",
+        '[log]\nprometheus = "[::1]:9464"\n',
+    ),
+    "log.prometheus_port = 8000": ("--log.prometheus_port 8000", ""),
     "fault.straggler_interval = 20": ("--fault.straggler_interval 20", "[fault]\nwatch_interval = 20\n"),
     "fault.memory_interval = 0\nfault.straggler_interval = 0": (
         "--fault.memory_interval 0 --fault.straggler_interval 0",
@@ -148,6 +158,7 @@ def test_what_an_old_name_was_by_default_changes_nothing(
         ('[train]\nrecompute_granularity = "full"\n', "go together: write train.recompute = "),
         ('[train]\nrecompute_method = "block"\n', "go together: write train.recompute = "),
         ('[train]\nrecompute_granularity = "selective"\nrecompute_num_layers = 1\n', "go together: write train.reco"),
+        ('[log]\nprometheus = "[::1]:1"\nprometheus_port = 9464\n', "log.prometheus_port and log.prometheus are both"),
         ("[parallel]\nnccl_ub = true\nmegatron = 3\n", "parallel.megatron: expected a list of strings, found 3."),
     ],
 )
@@ -171,6 +182,8 @@ def test_old_flags_are_put_over_a_recipe(tmp_path: Path) -> None:
     some = load(recipe(tmp_path, '[kernels]\noff = ["apply_rope_fusion", "moe_grouped_gemm"]\n'))
     assert override(some, ["--kernels.apply_rope_fusion", "auto"], "p").kernels.off == ("moe_grouped_gemm",)
     assert override(base, ["--precision.fp8_shadow_interval", "None"], "p").precision.fp8_shadow is None
+    served = load(recipe(tmp_path, '[log]\nprometheus = "[::1]:9464"\n'))
+    assert override(served, ["--log.prometheus_port", "0"], "p").log.prometheus == "[::1]:0"
     with pytest.raises(UserError, match=r"flags: fault\.memory_interval and fault\.watch_interval are both there"):
         override(base, ["--fault.memory_interval", "5", "--fault.watch_interval", "7"], "p")
     with pytest.raises(UserError, match=r"--fault\.spike_window: expected a whole number, found 1\.5\."):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.config.run_config import LogConfig
+from training.config.log_config import LogConfig
 from training.metrics.registry import METRICS, megatron_name, named_curves
 from training.metrics.sinks import RunFacts, open_sinks
 from training.metrics.values import Values

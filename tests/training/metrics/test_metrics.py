@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from program.errors import UserError
-from training.config.run_config import LogConfig
+from training.config.log_config import LogConfig
 from training.metrics.background import BackgroundSink
 from training.metrics.console import ConsoleSink, duration
 from training.metrics.jsonl import JsonlSink, read_jsonl

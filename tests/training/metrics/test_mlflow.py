@@ -12,8 +12,8 @@ import pytest
 
 from program.errors import UserError
 from training.cli import parse
-from training.config.run_config import LogConfig, RunConfig
-from training.config.small_sections import mlflow_problems
+from training.config.log_config import LogConfig, mlflow_problems
+from training.config.run_config import RunConfig
 from training.metrics.background import BackgroundSink
 from training.metrics.jsonl import read_jsonl
 from training.metrics.sinks import RunFacts, open_sinks
@@ -198,9 +198,8 @@ def test_an_address_that_holds_a_secret_is_refused_without_repeating_it(value: s
 @pytest.mark.parametrize(
     ("log", "problem"),
     [
-        (LogConfig(prometheus_address="localhost"), "log.prometheus_address must be an IP address, such as 127.0.0.1"),
-        (LogConfig(prometheus_port=65536), "log.prometheus_port must be 0 to 65535, found 65536."),
-        (LogConfig(prometheus_port=-1), "log.prometheus_port must be 0 to 65535, found -1."),
+        (LogConfig(prometheus=text), f'an IP address and a port, such as "127.0.0.1:9464", found "{text}"')
+        for text in ("localhost:9464", "127.0.0.1:65536", "127.0.0.1:-1", "::1:9464", "9464", "on", "")
     ],
 )
 def test_an_endpoint_that_cannot_be(log: LogConfig, problem: str) -> None:

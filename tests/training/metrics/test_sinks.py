@@ -30,7 +30,7 @@ FLAGS = """
     --model.num_moe_experts 4 --model.moe_router_topk 2 --model.moe_ffn_hidden_size 64 --model.moe_layer_freq [0,1,1,1]
     --model.moe_router_load_balancing_type aux_loss --model.moe_aux_loss_coeff 0.05 --model.mtp_num_layers 2
     --log.layer_stats_interval 1 --log.log_params_norm True --log.log_num_zeros_in_grad True
-    --log.tensorboard True --log.wandb offline --log.mlflow offline --log.prometheus endpoint --log.prometheus_port 0
+    --log.tensorboard True --log.wandb offline --log.mlflow offline --log.prometheus 127.0.0.1:0
 """.split()
 STOPPED_AT, RESUMED_FROM, LAST = 6, 4, 8
 

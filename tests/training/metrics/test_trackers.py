@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from training.config.run_config import LogConfig
+from training.config.log_config import LogConfig
 from training.metrics.jsonl import read_jsonl
 from training.metrics.sinks import RunFacts, open_sinks
 from training.metrics.trackers import DrawnCurves, stable_id

@@ -12,8 +12,8 @@ from program.errors import UserError
 from rewritten import change_state, change_text, copy_of
 from runs import configuration, train
 from training.cli import dry_run, parse
+from training.config.checkpoint_config import CheckpointConfig
 from training.config.lr_schedule import Schedule
-from training.config.run_config import CheckpointConfig
 from training.config.schedules import learning_schedule
 
 RAMPS = (

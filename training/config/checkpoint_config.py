@@ -1,0 +1,74 @@
+"""The section ``checkpoint`` of the configuration."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class CheckpointConfig:
+    """When checkpoints are written, which are kept, and what a new run starts from."""
+
+    save_interval: int | None = None
+    """Iterations between checkpoints. None: only at the end."""
+
+    save_interval_minutes: float | None = None
+    """Minutes between checkpoints, whichever of the two comes first."""
+
+    keep: int = 3
+    """Newest checkpoints to keep; older ones are deleted after a newer one is committed."""
+
+    save_retain_interval: int | None = None
+    """Checkpoints of iterations that this divides are kept for good, beside the newest ones. None: none."""
+
+    verify: Literal["hashes", "sizes"] = "hashes"
+    """What is verified before a checkpoint is loaded: every byte, by all ranks together, or the sizes of its files."""
+
+    async_save: bool = True
+    """Write checkpoints while training goes on, from a copy in host memory as large as a rank's share (Megatron's
+    --async-save). Off: training waits for the disk."""
+
+    load: str | None = None
+    """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet."""
+
+    convert: bool = False
+    """Convert a `load` that is another program's (Megatron's, a Hugging Face, PyTorch DCP or DeepSpeed folder) into
+    RUN_DIR/converted, once. Off: such a folder is refused with the command that converts it."""
+
+    finetune: bool = False
+    """Of `load` take the weights only: iteration, data position, optimizer and RNG start fresh (Megatron's
+    --finetune)."""
+
+    no_load_optim: bool = False
+    """Do not load the optimizer's state."""
+
+    no_load_rng: bool = False
+    """Do not load the random-number generators' states."""
+
+    override_opt_param_scheduler: bool = False
+    """On resume, take this configuration's schedules of learning rate and weight decay. Off: those that the run began
+    with, in samples, as its checkpoints keep them, whatever batch and iterations are now."""
+
+    use_checkpoint_opt_param_scheduler: bool = False
+    """Take the checkpoint's schedules without a word on those that this configuration would make."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone."""
+        found = []
+        if self.save_interval is not None and self.save_interval < 1:
+            found.append(f"checkpoint.save_interval must be 1 or more, found {self.save_interval}.")
+        if self.save_interval_minutes is not None and self.save_interval_minutes <= 0:
+            found.append(f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}.")
+        if self.keep < 1:
+            found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
+        if self.save_retain_interval is not None and self.save_retain_interval < 1:
+            found.append(f"checkpoint.save_retain_interval must be 1 or more, found {self.save_retain_interval}.")
+        if self.load is None and self.convert:
+            found.append("checkpoint.convert says how to read checkpoint.load, which is not set.")
+        if self.load is None and (self.finetune or self.no_load_optim):
+            found.append("checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set.")
+        if self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler:
+            found.append(
+                "checkpoint.override_opt_param_scheduler takes this configuration's schedule, "
+                "checkpoint.use_checkpoint_opt_param_scheduler the checkpoint's. Set one of them."
+            )
+        return found
