@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from data import passes
 from data.cache import Console
 from data.config import split_weights
 from data.prepare import prepare as prepare_data
@@ -41,6 +42,7 @@ def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
         prepared = with_megatrons_order(prepared, config)
     train = build_source(prepared, config.data, config.model.seq_length, config.train.seed, "train")
     _tell_what_trains(train, prepared, config, say)
+    _tell_passes(train, prepared, config, say)
     if config.train.evaluates:
         prepared = validation_sets.prepare_sets(prepared, config, say)
         validation_sets.open_all(prepared, config)
@@ -67,6 +69,14 @@ def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say
             f"data: {held:.1%} of the tokens train, not {meant:.1%} as of the documents (data.split), which are few or "
             f"of unequal lengths: {documents:,} in all"
         )
+
+
+def _tell_passes(train: Samples, prepared: Prepared, config: RunConfig, say: Console) -> None:
+    """Where the whole training reads text more than once."""
+    if prepared.streams is None:
+        taken = batch_schedule(config.train).consumed_after(config.train.train_iters)
+        if often := passes.described(train.sources(taken)):
+            say(f"data: {config.train.train_iters:,} iterations: {often}")
 
 
 def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:

@@ -173,8 +173,9 @@ def _finish(
 def _length(question: PlanRequest, chosen: PricedLayout, tokens: float) -> recipe.Length:
     """What ``results`` has printed."""
     return recipe.Length(
-        train_iters=results.iterations(question, tokens), save_interval=results.save_interval(question, chosen.step_s)
-    )
+        train_iters=results.iterations(question, tokens), save_interval=results.save_interval(question, chosen.step_s),
+        why_so_often=results.why_so_often(question),
+    )  # fmt: skip
 
 
 def asked(flags: RequestFlags, base: RunConfig | None) -> PlanRequest:

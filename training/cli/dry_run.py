@@ -269,6 +269,8 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
         f"{train.micro_batch_size} on each of {_count(layout.dp, 'replica')}",
         f"  {train.train_iters:,} iterations: {samples:,} samples, {samples * config.model.seq_length:,} tokens",
     ]
+    if often := passes_of(config, samples):
+        lines.append(f"  {often}")
     if layout.pp > 1:
         share = bubble(layout, counts[-1])
         lines.append(
@@ -278,6 +280,16 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
         )
     _, said = chosen(config, planned(config))
     return [*lines, f"  {said.removeprefix('schedule: ')}"]
+
+
+def passes_of(config: RunConfig, samples: int) -> str:
+    """How often text is read, where it lies on this machine in shards and is read more than once; else empty."""
+    from data import passes
+
+    try:
+        return passes.described(passes.planned(config.data, samples, config.model.seq_length))
+    except UserError:
+        return ""  # see missing
 
 
 def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:

@@ -196,6 +196,8 @@ def test_tokens_are_written_as_iterations(tmp_path: Path, capsys: pytest.Capture
     config = load(path)
     assert config.train.train_iters == 238_419 and "238,419 steps" in text
     assert f"checkpoint.save_interval = {config.checkpoint.save_interval:,} " in text
+    assert "# 60 minutes; 105 would lose least to a failure of the hardware every 781 hours" in path.read_text()
+    assert "costs 0.2% of the time at most" in text
     other = tmp_path / "unknown.toml"
     printed(capsys, *flags[:-3], "--write", str(other))
     assert (load(other).train, load(other).checkpoint) == (

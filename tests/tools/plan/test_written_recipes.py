@@ -38,7 +38,8 @@ def planned(seed: int) -> tuple[PlanRequest, PricedLayout, RunConfig | None, Len
         offered = candidates(asked)
         for layout in draw.sample(offered, min(20, len(offered))):
             if not problems(asked, layout, started) and (plans := price(asked, [layout])):
-                return asked, plans[0], started, draw.choice((None, Length(train_iters=300_000, save_interval=3)))
+                length = Length(train_iters=300_000, save_interval=3, why_so_often="so often")
+                return asked, plans[0], started, draw.choice((None, length))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from training.config.small_sections import FAILURES_PER_GPU_HOUR
 
 DISK_BYTES_PER_S = 2e9
 """That one node writes to a parallel file system, assumed; --async_save hides all but a copy to host memory."""
+LONGEST_S, MOST_WRITING = 3600.0, 0.01
+"""Between checkpoints, where writing takes no more than that share of the time: an hour's work is enough to lose."""
 
 
 def cost(question: PlanRequest, plan: PricedLayout, tokens: float) -> list[str]:
@@ -42,14 +44,26 @@ def _dollars(amount: float) -> str:
 
 
 def checkpoints(question: PlanRequest, step_s: float) -> list[str]:
-    """Their size, and the interval that loses least to writing and to failures, at Llama 3's rate."""
-    size, nodes = _checkpoint_bytes(question), _nodes(question)
+    """Their size, how often to save, and why."""
+    nodes = "one node" if (count := _nodes(question)) == 1 else f"{count:,} nodes"
     return [
-        f"checkpoints: {size / 1e9:,.0f} GB each, about {_writing_s(question):,.0f} s to write from {nodes:,} nodes; "
-        f"with a failure every {_failure_s(question) / 3600:,.0f} hours (arXiv:2407.21783) the best interval is "
-        f"{_between_s(question) / 60:,.0f} minutes, checkpoint.save_interval = {save_interval(question, step_s):,}"
-        " (Young 1974, Daly 2006: about sqrt(2 x writing x time between failures))"
+        f"checkpoints: {_checkpoint_bytes(question) / 1e9:,.0f} GB each, about {_writing_s(question):,.0f} s to write "
+        f"from {nodes}; checkpoint.save_interval = {save_interval(question, step_s):,} is {why_so_often(question)}"
     ]
+
+
+def why_so_often(question: PlanRequest) -> str:
+    """Minutes between checkpoints, and what they follow from."""
+    best_s, between_s = advised_interval_s(_writing_s(question), _failure_s(question)), _between_s(question)
+    said = f"{between_s / 60:,.0f} minutes"
+    rate = f"a failure of the hardware every {_failure_s(question) / 3600:,.0f} hours (arXiv:2407.21783)"
+    law = "(Young 1974, Daly 2006: about sqrt(2 x writing x time between failures))"
+    if between_s == best_s:
+        return f"{said}, which loses least to writing and to {rate} {law}"
+    return (
+        f"{said}; {best_s / 60:,.0f} would lose least to {rate} {law}, but other things end runs too, and saving more "
+        f"often costs {_writing_s(question) / between_s:.1%} of the time at most"
+    )
 
 
 def save_interval(question: PlanRequest, step_s: float) -> int:
@@ -58,7 +72,9 @@ def save_interval(question: PlanRequest, step_s: float) -> int:
 
 
 def _between_s(question: PlanRequest) -> float:
-    return advised_interval_s(_writing_s(question), _failure_s(question))
+    writing_s = _writing_s(question)
+    longest_s = max(LONGEST_S, writing_s / MOST_WRITING)
+    return min(advised_interval_s(writing_s, _failure_s(question)), longest_s)
 
 
 def _writing_s(question: PlanRequest) -> float:

@@ -1,6 +1,7 @@
 """A plan as a recipe for pretrain_gpt.py and the line that starts it."""
 
 import dataclasses
+import textwrap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,6 +123,7 @@ class Length:
 
     train_iters: int
     save_interval: int
+    why_so_often: str
 
 
 PATHS = '# paths = ["shards/web*"]          # token files (.bin and .idx), JSON lines or parquet; see docs/data.md\n'
@@ -156,7 +158,11 @@ def write(
         f"# Expected: {plan.step_s:.3g} s a step ({plan.step_s * low:.3g} to {plan.step_s * high:.3g}), "
         f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank{too_much}.\n# Run: {command}\n"
     )
-    write_new(path, head + (dump(config) if full else _short(config)))
+    text = head + (dump(config) if full else _short(config))
+    if length is not None:
+        why = textwrap.indent(textwrap.fill(length.why_so_often, 118, break_long_words=False), "# ")
+        text = text.replace("\nsave_interval = ", f"\n{why}\nsave_interval = ", 1)
+    write_new(path, text)
     return command
 
 
