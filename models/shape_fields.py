@@ -168,7 +168,7 @@ class ShapeFields:
     position_embedding_type: PositionEmbedding = declare(use="common")
     """rope: rotate queries and keys (arXiv:2104.09864); learned_absolute: a trained vector per position."""
 
-    max_position_embeddings: int = declare(span=LENGTH, use="common")
+    max_position_embeddings: int = declare(span=LENGTH)
     """Positions of the learned table, in tokens; with rope only what the architecture was published for."""
 
     rotary_base: float = of_latent(10_000, span=FROM_ONE, use="common")
@@ -229,7 +229,7 @@ class ShapeFields:
     no_rope_freq: str = declare("0", use="shapes")
     """Blocks without RoPE: "N" (every N-th; "0": none) or a list with 1 for such blocks, e.g. "[0,0,0,1]*4"."""
 
-    window_size: tuple[int, int] = declare((-1, 0), use="common")
+    window_size: tuple[int, int] = declare((-1, 0))
     """Sliding window: tokens before and after its own that a query sees. (-1, 0): all before it."""
 
     window_attn_skip_freq: str = declare("0")
@@ -248,7 +248,7 @@ class ShapeFields:
     floor_scale: int = declare(8192, span=TOKENS, use="shapes")
     """Tokens after which queries first grow by attn_scale."""
 
-    multi_latent_attention: bool = of_latent(False, use="common")
+    multi_latent_attention: bool = of_latent(False)
     """Keys and values from one narrow latent vector per token (MLA, arXiv:2405.04434, section 2.1)."""
 
     q_lora_rank: int = of_latent(0, span=WIDTH, zero_is_none=True)
@@ -366,7 +366,7 @@ class ShapeFields:
     linear_num_value_heads: int = of_delta_net(32, span=HEADS, use="shapes")
     """Gated delta net: heads of values, each key's equally many."""
 
-    mtp_num_layers: int = of_mtp(0, span=BLOCKS, zero_is_none=True, use="common")
+    mtp_num_layers: int = of_mtp(0, span=BLOCKS, zero_is_none=True)
     """Depths of multi-token prediction, each a block that predicts one token further (arXiv:2412.19437). 0: off."""
 
     mtp_loss_scaling_factor: float = of_mtp(0.1, span=WEIGHT, exported=False)

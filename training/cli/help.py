@@ -24,7 +24,7 @@ RARE = {
     "precision": "fp8_recipe fp4_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
     "fp8_param_gather fp8_shadow loss_scale initial_loss_scale "
     "min_loss_scale loss_scale_window hysteresis",
-    "data": "builtin_vocab_size jsonl_key csv_column eod_token blend_file order megatron_train_samples "
+    "data": "cache_dir builtin_vocab_size jsonl_key csv_column eod_token blend_file order megatron_train_samples "
     "require_manifest allow_data_change stream_count on_bad_document max_document_mb max_expansion "
     "reset_attention_mask reset_position_ids eod_mask_loss",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style weight_decay_incr_samples "
@@ -35,8 +35,8 @@ RARE = {
     "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile "
     "offload_modules",
     "eval": "task_folder interval limit num_fewshot full_pass",
-    "checkpoint": "no_load_rng override_opt_param_scheduler save_retain_interval use_checkpoint_opt_param_scheduler "
-    "verify",
+    "checkpoint": "no_load_optim no_load_rng override_opt_param_scheduler save_retain_interval "
+    "use_checkpoint_opt_param_scheduler verify",
     "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus names "
     "log_params_norm log_num_zeros_in_grad layer_stats_interval ranks report",
     "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour replica_check_interval watch_interval",

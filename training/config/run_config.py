@@ -1,4 +1,4 @@
-"""The whole configuration: eleven sections, each living with the package that reads it.
+"""The whole configuration: its sections, each living with the package that reads it.
 
 ``RunConfig.problems(world_size)`` adds the checks that need several sections, before any group starts.
 """

@@ -63,7 +63,7 @@ def test_no_other_setting_within_the_budget_costs_less(name: str) -> None:
     """Of five shapes, at three budgets between full recomputation and none. In brackets: the best other setting."""
     world_size, flags = FIVE[name]
     config, shape = asked(flags, world_size)
-    chunks = config.parallel.pipeline_model_parallel_size * (config.parallel.virtual_pipeline_model_parallel_size or 1)
+    chunks = config.parallel.chunks
     fixed = [with_train(config, **each) for each in settings_of(shape, shape.num_layers // chunks)]
     held = [found.total for found in fullest([as_case(c, world_size, shape, GPU) for c in fixed], shape)]
     model = executed_flops_per_token(config, shape)
