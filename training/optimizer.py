@@ -65,7 +65,7 @@ def build(
         )
     if own is not None:
         for part in built.chained_optimizers:
-            part.init_state_fn, part.state_names = own.allocate, own.tensors
+            part.init_state_fn, part.state_names = own.allocate, lambda _: own.tensors
     for part in built.chained_optimizers:
         if part.optimizer is not None:  # or this rank has no parameter of its kind
             form_of(part).prepare()
@@ -76,6 +76,10 @@ def build(
             part.grad_stats_parallel_group = ranks.pgs.intra_dist_opt
             if on_host and part.optimizer is not None:
                 part.optimizer.register_step_pre_hook(partial(_clip, built, optimizer.clip_grad))
+    if optimizer.optimizer == "muon":
+        from training.muon.build import install  # its package is an extra
+
+        install(built, chunks, optimizer, parallel, ranks)
     weigh_losses(chunks[0].config, built, tokens_per_microbatch)
     return built
 

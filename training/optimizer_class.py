@@ -59,8 +59,8 @@ class OptimizerClass:
 
 
 def load_class(path: str) -> type[torch.optim.Optimizer] | None:
-    """The class of an import path; None of "adam". Raises SharedMistake for what is not an optimizer."""
-    if path == "adam":
+    """The class of an import path; None of "adam" and "muon". Raises SharedMistake for what is not an optimizer."""
+    if path in ("adam", "muon"):
         return None
     kind = load(FIELD, path)
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):

@@ -61,7 +61,8 @@ class MainParam(NamedTuple):
     """Of an optimizer that keeps fp32 weights otherwise: the model's shard."""
     is_shared: bool
     is_main: bool
-    """Both as of ``Slice``."""
+    start: int = 0
+    """All as of ``Slice``."""
 
     @property
     def gradient(self) -> Tensor | None:
@@ -107,17 +108,17 @@ def names_and_shapes(chunks: Chunks, optimizer: MegatronOptimizer | None) -> dic
     optimizer: with those of its state.
     """
     found: dict[str, tuple[int, ...]] = {}
-    states = [] if optimizer is None else [f"{PREFIX}{name}." for name in ("param", *_moments(optimizer))]
     for _, one in enumerated(chunks):
-        prefixes = ["", *(states if one.tensor.requires_grad else [])]
+        states = ("param", *_names(optimizer, one.tensor)) if optimizer and one.tensor.requires_grad else ()
+        prefixes = ["", *(f"{PREFIX}{name}." for name in states)]
         found |= {prefix + at.key: at.global_shape for at in one.regions for prefix in prefixes}
     return found
 
 
-def _moments(optimizer: MegatronOptimizer) -> Sequence[str]:
-    """Names of what is kept of each parameter; the same for all parts. Only those of a user's optimizer are said."""
+def _names(optimizer: MegatronOptimizer, param: Tensor) -> Sequence[str]:
+    """Of what is kept of a model's parameter; AdamW's where an optimizer says nothing else."""
     part = getattr(optimizer, "chained_optimizers", [optimizer])[0]
-    names: Sequence[str] = getattr(part, "state_names", MOMENTS)
+    names: Sequence[str] = part.state_names(param) if hasattr(part, "state_names") else MOMENTS
     return names
 
 
@@ -144,8 +145,8 @@ def main_params(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, MainPara
     for part in parts(optimizer):
         if isinstance(part, DistributedOptimizer):
             is_main = part.distributed_optimizer_instance_id == 0
-            for param, _ in _ranges(part):
-                yield param, MainParam(_inner(part, param), False, is_main)
+            for param, held in _ranges(part):
+                yield param, MainParam(_inner(part, param), False, is_main, held.start)
         else:
             copies = _copies(part)
             mains = (main for group in part.optimizer.param_groups for main in group["params"])
@@ -161,7 +162,7 @@ def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
     form, is_main = form_of(part), part.distributed_optimizer_instance_id == 0
     for param, held in _ranges(part):
         main = _inner(part, param)
-        tensors = _named(form.tensors(main), _moments(part))
+        tensors = _named(form.tensors(main), _names(part, param))
         yield param, Slice(held.start, tensors, is_shared=False, is_main=is_main, main=main, form=form)
 
 
@@ -185,8 +186,9 @@ def _whole(part: Any) -> Iterator[tuple[Tensor, Slice]]:
     form, copies = form_of(part), _copies(part)
     for group in part.optimizer.param_groups:
         for main in group["params"]:
-            tensors = _named(form.tensors(main), _moments(part))
-            yield copies.get(main, main), Slice(0, tensors, is_shared=True, is_main=True, main=main, form=form)
+            param = copies.get(main, main)
+            tensors = _named(form.tensors(main), _names(part, param))
+            yield param, Slice(0, tensors, is_shared=True, is_main=True, main=main, form=form)
 
 
 def _copies(part: Any) -> dict[Tensor, Tensor]:

@@ -90,6 +90,33 @@ class OptimizerConfig:
     adam_eps: float = 1e-8
     """Added to the root of the second moment."""
 
+    muon_momentum: float = 0.95
+    """Decay rate of Muon's momentum."""
+
+    muon_nesterov: bool = False
+    """Orthogonalize what Nesterov's momentum looks ahead to."""
+
+    muon_num_ns_steps: int = 5
+    """Newton-Schulz iterations of a step."""
+
+    muon_coefficient_type: str = "quintic"
+    """Of the Newton-Schulz polynomial: simple, quintic, polar_express, cans, aol, deepseekv4."""
+
+    muon_scale_mode: Literal["spectral", "unit_rms_norm", "shape_scaling"] = "spectral"
+    """Of an update [out, in]: sqrt(max(out, in)), sqrt(out / in), or sqrt(max(1, out / in))."""
+
+    muon_extra_scale_factor: float = 1.0
+    """Of every update of Muon's; 0.2 gives it the size of AdamW's (arXiv:2502.16982)."""
+
+    muon_split_qkv: bool = True
+    """Orthogonalize Q, K and V of a fused projection apart."""
+
+    muon_split_fused: bool = False
+    """The same for gate and up projection of a gated MLP, and the parts of a mixer's input projection."""
+
+    muon_fp32_matmul_prec: Literal["highest", "high", "medium"] = "medium"
+    """Of Newton-Schulz's products: fp32, TF32, bf16."""
+
     clip_grad: float = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
 
@@ -134,7 +161,7 @@ class OptimizerConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        found = [] if self.optimizer == "adam" else form_problems("optimizer.optimizer", self.optimizer, '"adam" or ')
+        found = [] if self.optimizer in ("adam", "muon") else form_problems("optimizer.optimizer", self.optimizer, '"adam" or ')
         if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
             found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
         for name in ("adam_beta1", "adam_beta2"):

@@ -1,0 +1,145 @@
+"""Muon's step beside megatron-core's AdamW, on what its optimizers hold: shards, copies, or the weights themselves.
+
+Momentum is kept as Adam's moments are: a tensor beside each shard, of its shape. Only what is to be orthogonalized
+travels: each matrix is collected on one rank of data parallelism, and of those that cut it for tensor parallelism,
+where Newton-Schulz has the whole of it; its update goes back the same way ("Distributed Muon" of arXiv:2502.16982, with
+the work dealt). Of each element that a rank updates, 4 bytes each way for either kind of parallelism.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from emerging_optimizers.orthogonalized_optimizers import get_muon_scale_factor
+from emerging_optimizers.orthogonalized_optimizers.muon_utils import newton_schulz
+from emerging_optimizers.utils import fp32_matmul_precision
+from torch import Tensor
+
+from training.config.optimizer_config import OptimizerConfig
+from training.muon.dealing import Group, Span, collect, give_back, rank_in, rounds, size_of
+from training.muon.matrices import Parameter, elements
+
+MOMENTUM = "momentum_buffer"
+"""Of Muon's state: its name in the package emerging-optimizers."""
+
+
+@dataclass(slots=True, frozen=True)
+class Shard:
+    """This rank's elements of a parameter, where its optimizer has them."""
+
+    main: Tensor
+    """fp32; its gradient is clipped."""
+    momentum: Tensor
+    group: Mapping[str, Any]
+    """``lr`` and ``weight_decay`` of this step."""
+
+
+@dataclass(slots=True, frozen=True)
+class Domain:
+    """Parameters whose elements lie on the same ranks: the dense ones, or the experts'."""
+
+    parameters: Sequence[Parameter]
+    spans: Sequence[Sequence[Span]]
+    """Of each parameter, what each rank of ``data`` holds of this TP rank's part."""
+    shards: Sequence[Shard | None]
+    """Of each parameter, this rank's; None where it has no element of it."""
+    data: Group
+    """Ranks that hold different elements; None where each holds all of them."""
+    tensor: dist.ProcessGroup
+    device: torch.device
+
+
+@torch.no_grad()
+def update(domains: Sequence[Domain], config: OptimizerConfig) -> None:
+    """Update Muon's parameters with the gradients that are there, and take these away: Adam's step is none of theirs.
+
+    Collective over the ranks of a pipeline stage.
+    """
+    with fp32_matmul_precision(config.muon_fp32_matmul_prec):
+        for domain in domains:
+            for number, change in _changes(domain, config):
+                _apply(domain.shards[number], change)
+    for shard in (shard for domain in domains for shard in domain.shards if shard is not None):
+        shard.main.grad = None
+
+
+def _changes(domain: Domain, config: OptimizerConfig) -> Iterator[tuple[int, Tensor]]:
+    """(number of a parameter, this rank's elements of its orthogonalized momentum)."""
+    like = torch.empty(0, device=domain.device)
+    costs = [parameter.cost for parameter in domain.parameters]
+
+    def direction(number: int) -> Tensor:
+        shard = domain.shards[number]
+        return like if shard is None else _direction(shard, config)
+
+    at_once = domain.tensor.size()
+    queue = list(rounds(costs, size_of(domain.data)))
+    for first in range(0, len(queue), at_once):
+        batch = queue[first : first + at_once]
+        parts = [collect(dealt, domain.spans, direction, domain.data, like) for dealt in batch]
+        mine = [dealt[rank_in(domain.data)] for dealt in batch]
+        for dealt, part in zip(batch, _orthogonal(domain, mine, parts, config, like), strict=True):
+            yield from give_back(dealt, domain.spans, part, domain.data, like)
+
+
+def _orthogonal(
+    domain: Domain, numbers: Sequence[int | None], parts: Sequence[Tensor | None], config: OptimizerConfig, like: Tensor
+) -> list[Tensor | None]:
+    """This TP rank's part of each parameter's update. As many as there are TP ranks at most: each has one whole."""
+    group, rank = domain.tensor, domain.tensor.rank()
+    cut = [number if number is not None and domain.parameters[number].is_cut else None for number in numbers]
+    dealt = cut + [None] * (group.size() - len(cut))
+    spans = [_spans_over_tensor(one) if one.is_cut else [] for one in domain.parameters]
+    found = [
+        None if part is None or number is None or domain.parameters[number].is_cut
+        else domain.parameters[number].part(_step(domain.parameters[number], [part], config), rank)
+        for number, part in zip(numbers, parts, strict=True)
+    ]  # fmt: skip
+    of_number = dict(zip(numbers, parts, strict=True))
+    if not any(number is not None for number in dealt):
+        return found
+    whole = collect(dealt, spans, lambda number: of_number[number], group, like)
+    if whole is not None:
+        one = domain.parameters[dealt[rank]]
+        pieces = [whole[span.start : span.end] for span in spans[dealt[rank]]]
+        result = _step(one, pieces, config)
+        whole = torch.cat([one.part(result, each) for each in range(group.size())])
+    for number, piece in give_back(dealt, spans, whole, group, like):
+        found[numbers.index(number)] = piece
+    return found
+
+
+def _spans_over_tensor(one: Parameter) -> list[Span]:
+    ends = [0]
+    for rank in range(len(one.parts)):
+        ends.append(ends[-1] + elements(one, rank))
+    return [Span(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def _step(one: Parameter, parts: Sequence[Tensor], config: OptimizerConfig) -> Tensor:
+    """Each matrix orthogonalized and scaled, [rows, columns] together."""
+    return one.joined([_orthogonalized(matrix, config) for matrix in one.matrices(one.whole(parts))])
+
+
+def _orthogonalized(matrix: Tensor, config: OptimizerConfig) -> Tensor:
+    found = newton_schulz(matrix, config.muon_num_ns_steps, config.muon_coefficient_type)
+    return found * get_muon_scale_factor(*matrix.shape, mode=config.muon_scale_mode) * config.muon_extra_scale_factor
+
+
+def _direction(shard: Shard, config: OptimizerConfig) -> Tensor:
+    """Momentum, once this step's gradient is in it, flat; with Nesterov's look ahead where it is on."""
+    gradient, momentum = shard.main.grad, shard.momentum
+    assert gradient is not None, "a parameter of Muon's has no gradient"
+    momentum.lerp_(gradient, 1 - config.muon_momentum)
+    ahead = gradient.lerp(momentum, config.muon_momentum) if config.muon_nesterov else momentum
+    return ahead.reshape(-1)
+
+
+def _apply(shard: Shard | None, change: Tensor) -> None:
+    if shard is None:
+        return
+    rate, decay = shard.group["lr"], shard.group["weight_decay"]
+    shard.main.add_(shard.main, alpha=-decay * rate)
+    shard.main.add_(change.view_as(shard.main), alpha=-rate)
