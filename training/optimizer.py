@@ -1,4 +1,4 @@
-"""AdamW, or the user's own, through Megatron's optimizers: fp32 main weights, clipping, loss scaling, sharded state."""
+"""AdamW, Muon or your own, through Megatron's optimizers: fp32 main weights, clipping, loss scaling, sharded state."""
 
 import contextlib
 import os
@@ -65,7 +65,7 @@ def build(
         )
     if own is not None:
         for part in built.chained_optimizers:
-            part.init_state_fn, part.state_names = own.allocate, lambda _: own.tensors
+            part.init_state_fn, part.state_names, part.is_own = own.allocate, lambda _: own.tensors, True
     for part in built.chained_optimizers:
         if part.optimizer is not None:  # or this rank has no parameter of its kind
             form_of(part).prepare()

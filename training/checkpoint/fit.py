@@ -105,10 +105,20 @@ def check(path: Path, saved: Shapes, own: Shapes, ranks: Ranks) -> None:
     state = needed.keys() - model.keys()
     missing = sorted(key for key in state if saved.get(key) != needed[key])
     if missing:
+        another = _of_another(saved, missing[0])
         raise SharedMistake(
-            f"checkpoint {path} lacks the optimizer's state of this model (first: {missing[0]}). "
+            f"checkpoint {path} lacks the optimizer's state of this model (first: {missing[0]}).{another} "
             "Use --checkpoint.no_load_optim, or --checkpoint.finetune to start fresh from its weights."
         )
+
+
+def _of_another(saved: Shapes, missing: str) -> str:
+    """What is kept of the same parameter otherwise."""
+    parameter = missing.removeprefix(optimizer_state.PREFIX).partition(".")[2]
+    states = {key.removeprefix(optimizer_state.PREFIX) for key in saved if key.startswith(optimizer_state.PREFIX)}
+    others = sorted(key.removesuffix(f".{parameter}") for key in states if key.endswith(f".{parameter}"))
+    kept = [name for name in others if "." not in name and name != "param"]
+    return f" It has another optimizer's, {' and '.join(kept)}." if kept else ""
 
 
 def weights_in(saved: Shapes) -> dict[str, tuple[int, ...]]:

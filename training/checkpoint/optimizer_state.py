@@ -1,7 +1,7 @@
 """The optimizer's fp32 weights and moments as boxes, and its few numbers as JSON.
 
-Keys are ``optimizer.state.{param,exp_avg,exp_avg_sq}.<model key>`` with the model tensor's global shape, or with the
-names of the user's own optimizer's state (training/optimizer_class.py),
+Keys are ``optimizer.state.{param,exp_avg,exp_avg_sq}.<model key>`` with the model tensor's global shape, or with
+``momentum_buffer`` of Muon's matrices, or the names of the user's own optimizer's state (training/optimizer_class.py),
 whether the state is cut over data ranks (ZeRO-1) or not; so one form restores into the other. megatron-core's
 own ``fully_reshardable`` form has the same keys, but gathers the state, and gets it wrong where a bucket is
 padded. The fp32 weights (``param``) stand for the model's own, which are their roundings.
@@ -123,9 +123,9 @@ def _names(optimizer: MegatronOptimizer, param: Tensor) -> Sequence[str]:
 
 
 def is_adam(optimizer: MegatronOptimizer) -> bool:
-    """Whether it is AdamW, whose state is known, and not a user's own."""
+    """Whether it is AdamW, alone or beside Muon, whose state is known, and not a user's own."""
     part = getattr(optimizer, "chained_optimizers", [optimizer])[0]
-    return not hasattr(part, "state_names")
+    return not getattr(part, "is_own", False)
 
 
 def allocate(optimizer: MegatronOptimizer) -> None:

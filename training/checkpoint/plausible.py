@@ -24,7 +24,7 @@ from training.checkpoint.state import State, read_state, step_of
 
 STATE_PREFIX = "optimizer.state."
 WEIGHTS, SECOND_MOMENT = f"{STATE_PREFIX}param.", f"{STATE_PREFIX}exp_avg_sq."
-ADAM = (WEIGHTS, f"{STATE_PREFIX}exp_avg.", SECOND_MOMENT)
+KNOWN = (WEIGHTS, f"{STATE_PREFIX}exp_avg.", SECOND_MOMENT, f"{STATE_PREFIX}momentum_buffer.")
 """What keys of AdamW's states begin with; what a user's own optimizer keeps means what it likes."""
 ROUNDED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """dtypes that torch finds extremes of."""
@@ -73,14 +73,14 @@ def _optimizer_problems(optimizer: Mapping[str, JSON], about: Mapping[str, JSON]
 
 
 def check_values(boxes: Sequence[Box], files: CheckpointIndex, step: int | None = None, adam: bool = True) -> None:
-    """Whether what was read into ``boxes`` can be weights, AdamW's moments and fp8's scales.
+    """Whether what was read into ``boxes`` can be weights, moments of AdamW's and Muon's, and fp8's scales.
 
-    step: the optimizer's, with its state. adam: it is AdamW, and not a user's own. No communication. Raises
+    step: the optimizer's, with its state. adam: it is AdamW or Muon, and not a user's own. No communication. Raises
     DamagedError with the first element that cannot be.
     """
     for box in boxes:
         of_state = box.key.startswith(STATE_PREFIX)
-        if of_state and not box.key.startswith(ADAM if adam else WEIGHTS):
+        if of_state and not box.key.startswith(KNOWN if adam else WEIGHTS):
             continue
         is_square = box.key.startswith(SECOND_MOMENT)
         least, most = _extremes(box.data)

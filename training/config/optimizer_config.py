@@ -1,5 +1,6 @@
-"""The ``optimizer`` section: AdamW, its schedules, and where and how its state is kept."""
+"""The ``optimizer`` section: AdamW, Muon, their schedules, and where and how their state is kept."""
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,11 +25,12 @@ OWNED_OPTIMIZER_FIELDS = frozenset({
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class OptimizerConfig:
-    """AdamW and its schedules."""
+    """The optimizer and its schedules."""
 
     optimizer: str = "adam"
-    """adam (AdamW), or your own: the import path "module:class" of a torch.optim.Optimizer, which is made as
-    class(params, lr=..., weight_decay=...). The fields adam_* are then not read."""
+    """adam (AdamW); muon (arXiv:2502.16982) for matrices, AdamW for embeddings, output layer, norms and biases; or your
+    own: the import path "module:class" of a torch.optim.Optimizer, which is made as class(params, lr=...,
+    weight_decay=...). The fields adam_* are then not read."""
 
     lr: float = 3e-4
     """Largest learning rate."""
@@ -99,8 +101,8 @@ class OptimizerConfig:
     muon_num_ns_steps: int = 5
     """Newton-Schulz iterations of a step."""
 
-    muon_coefficient_type: str = "quintic"
-    """Of the Newton-Schulz polynomial: simple, quintic, polar_express, cans, aol, deepseekv4."""
+    muon_coefficient_type: Literal["simple", "quintic", "polar_express", "cans", "aol", "deepseekv4"] = "quintic"
+    """Coefficients of its polynomials, by their names in emerging-optimizers."""
 
     muon_scale_mode: Literal["spectral", "unit_rms_norm", "shape_scaling"] = "spectral"
     """Of an update [out, in]: sqrt(max(out, in)), sqrt(out / in), or sqrt(max(1, out / in))."""
@@ -159,9 +161,25 @@ class OptimizerConfig:
         """With all of the state in the host's memory, where Adam keeps fp32."""
         return replace(self.plain_state(), optimizer_cpu_offload=True, optimizer_offload_fraction=1.0)
 
+    def _kind_problems(self) -> list[str]:
+        if self.optimizer == "adam":
+            return []
+        if self.optimizer != "muon":
+            return form_problems("optimizer.optimizer", self.optimizer, '"adam", "muon" or ')
+        found = []
+        if importlib.util.find_spec("emerging_optimizers") is None:
+            found.append('optimizer.optimizer "muon" needs emerging-optimizers: pip install -e ".[muon]".')
+        if not 0 <= self.muon_momentum < 1:
+            found.append(f"optimizer.muon_momentum must be in [0, 1), found {self.muon_momentum}.")
+        if self.muon_num_ns_steps < 1:
+            found.append(f"optimizer.muon_num_ns_steps must be 1 or more, found {self.muon_num_ns_steps}.")
+        if self.muon_extra_scale_factor <= 0:
+            found.append(f"optimizer.muon_extra_scale_factor must be above 0, found {self.muon_extra_scale_factor}.")
+        return found
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        found = [] if self.optimizer in ("adam", "muon") else form_problems("optimizer.optimizer", self.optimizer, '"adam" or ')
+        found = self._kind_problems()
         if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
             found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
         for name in ("adam_beta1", "adam_beta2"):
@@ -217,7 +235,9 @@ def state_problems(
     optimizer: OptimizerConfig, parallel: ParallelConfig, precision: PrecisionConfig, cuda: bool
 ) -> list[str]:
     """What the fields about the optimizer's state cannot be with. cuda: the run may have a GPU."""
+    half = optimizer.optimizer == "muon" and precision.dtype == "fp16"
     return [
+        *(['optimizer.optimizer "muon" cannot be with precision.dtype = "fp16". Use "bf16".'] if half else []),
         *_low_precision_problems(optimizer, parallel, precision, cuda),
         *_offload_problems(optimizer, parallel, precision, cuda),
     ]

@@ -116,7 +116,7 @@ class RunConfig:
         return [
             *self.train.callbacks,
             *loss,
-            *([self.optimizer.optimizer] if self.optimizer.optimizer != "adam" else []),
+            *([self.optimizer.optimizer] if ":" in self.optimizer.optimizer else []),
         ]
 
     def layout(self, world_size: int) -> Layout:

@@ -1,6 +1,6 @@
 """Muon for this rank's chunks: whose each parameter is, and where megatron-core's optimizers have its elements."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,9 @@ from parallel.groups import Ranks
 from parallel.regions import HeldTensor
 from training.checkpoint.optimizer_state import MainParam, main_params, parts
 from training.config.optimizer_config import OptimizerConfig
+from training.muon import described
 from training.muon.dealing import Group, Span
-from training.muon.matrices import described, is_matrix
+from training.muon.matrices import MatrixParameter, is_matrix, on_all_ranks
 from training.muon.update import MOMENTUM, Domain, Shard, update
 from training.optimizer_forms import MOMENTS
 
@@ -27,30 +28,31 @@ QKV = "linear_qkv.weight"
 
 def install(
     optimizer: MegatronOptimizer, chunks: Chunks, config: OptimizerConfig, parallel: ParallelConfig, ranks: Ranks
-) -> list[Domain]:
+) -> None:
     """Let ``optimizer``, AdamW until now, update matrices by Muon. Collective, as each of its steps then is."""
     mains = dict(main_params(optimizer))
-    groups = {main: group for part in parts(optimizer) for group in part.optimizer.param_groups for main in group["params"]}
-    shards = {param: _shard(main, optimizer, groups) for param, main in mains.items() if is_matrix(param)}
-    muons = [one for chunk in chunks for one in ddp.held(chunk) if one.tensor.requires_grad and is_matrix(one.tensor)]
+    shards = _shards(optimizer, mains)
+    held = [one for chunk in chunks for one in ddp.held(chunk) if one.tensor.requires_grad]
     qkv = _get_qkv_split_shapes(chunks[0].config) if config.muon_split_qkv else []
     domains = []
     for is_expert in (False, True):
-        own = [one for one in muons if _is_expert(one.tensor) == is_expert]
-        if own:
-            data = None if parallel.sharding == "no_shard" else data_group(ranks, parallel, is_expert)
-            tensor = ranks.pgs.expt_tp if is_expert else ranks.pgs.tp
-            domains.append(_domain(own, mains, shards, data, tensor, qkv, config.muon_split_fused, ranks.device))
+        muons = [one for one in held if is_matrix(one.tensor) and _is_expert(one.tensor) == is_expert]
+        tensor = ranks.pgs.expt_tp if is_expert else ranks.pgs.tp
+        parameters = [_described(one, tensor, qkv, config.muon_split_fused) for one in muons]
+        data = data_group(ranks, parallel, is_expert)
+        spans = _on_all_ranks([_span(one, mains.get(one.tensor)) for one in muons], data)
+        own = [shards.get(one.tensor) for one in muons]
+        domains.append(Domain(parameters, spans, own, data, tensor, ranks.device))
+    described.say([one for domain in domains for one in domain.parameters], held, ranks)
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         part.state_names = state_names
-    step = optimizer.step_with_ready_grads
+    optimizer.step_with_ready_grads = partial(_update_first, optimizer.step_with_ready_grads, domains, config)
 
-    def step_with_ready_grads() -> bool:
-        update(domains, config)
-        return bool(step())
 
-    optimizer.step_with_ready_grads = step_with_ready_grads
-    return domains
+def _update_first(step: Any, domains: Sequence[Domain], config: OptimizerConfig) -> bool:
+    """Megatron's own ``step_with_ready_grads``, once Muon's parameters are updated: it gathers the weights of both."""
+    update(domains, config)
+    return bool(step())
 
 
 def state_names(param: Tensor) -> Sequence[str]:
@@ -58,8 +60,10 @@ def state_names(param: Tensor) -> Sequence[str]:
     return (MOMENTUM,) if is_matrix(param) else MOMENTS
 
 
-def data_group(ranks: Ranks, parallel: ParallelConfig, is_expert: bool) -> dist.ProcessGroup:
-    """Ranks that together hold all shards of a parameter once."""
+def data_group(ranks: Ranks, parallel: ParallelConfig, is_expert: bool) -> Group:
+    """Ranks that together hold all shards of a parameter once; None without ZeRO."""
+    if parallel.sharding == "no_shard":
+        return None
     if parallel.num_distributed_optimizer_instances > 1:
         return ranks.pgs.intra_expt_dp if is_expert else ranks.pgs.intra_dp_cp
     return ranks.pgs.expt_dp if is_expert else ranks.pgs.dp_cp
@@ -69,40 +73,39 @@ def _is_expert(param: Tensor) -> bool:
     return not getattr(param, "allreduce", True)  # Megatron's mark
 
 
-def _shard(main: MainParam, optimizer: MegatronOptimizer, groups: dict[Tensor, Any]) -> Shard:
-    """With a momentum of zeros, which is where Adam's first step would look for its own state."""
-    part = next(part for part in parts(optimizer) if any(main.tensor is one for group in part.optimizer.param_groups for one in group["params"]))
-    momentum = torch.zeros_like(main.tensor, dtype=torch.float32)
-    part.optimizer.state[main.tensor][MOMENTUM] = momentum
-    return Shard(main.tensor, momentum, groups[main.tensor])
+def _described(one: HeldTensor, tensor: dist.ProcessGroup, qkv: Sequence[int], split_fused: bool) -> MatrixParameter:
+    key, rows = one.regions[0].key, one.regions[0].global_shape[-2]
+    in_groups = key.endswith(QKV) and qkv and rows % sum(qkv) == 0
+    return on_all_ranks(key, one, tensor, qkv=qkv if in_groups else (), split=split_fused)
 
 
-def _domain(
-    held: Sequence[HeldTensor],
-    mains: dict[Tensor, MainParam],
-    shards: dict[Tensor, Shard],
-    data: Group,
-    tensor: dist.ProcessGroup,
-    qkv: Sequence[int],
-    split: bool,
-    device: torch.device,
-) -> Domain:
-    found, own = [], []
-    for one in held:
-        key = one.regions[0].key
-        fits = key.endswith(QKV) and qkv and one.regions[0].global_shape[-2] % sum(qkv) == 0
-        found.append(described(key, one, tensor, qkv=qkv if fits else (), split=split))
-        start = one.start + (mains[one.tensor].start if one.tensor in mains else 0)
-        own.append(Span(start, start + mains[one.tensor].tensor.numel() if one.tensor in mains else start))
-    spans: list[list[Span]] = [own]
-    if data is not None:
-        spans = [[] for _ in range(data.size())]
-        dist.all_gather_object(spans, own, group=data)
-    return Domain(
-        parameters=found,
-        spans=list(zip(*spans, strict=True)),
-        shards=[shards.get(one.tensor) for one in held],
-        data=data,
-        tensor=tensor,
-        device=device,
-    )
+def _shards(optimizer: MegatronOptimizer, mains: Mapping[Tensor, MainParam]) -> dict[Tensor, Shard]:
+    """By model parameter. Their momentum is where Adam's first step would look for its own state, which it then has."""
+    of_main = {
+        main: (group, part.optimizer.state)
+        for part in parts(optimizer)
+        for group in part.optimizer.param_groups
+        for main in group["params"]
+    }
+    found = {}
+    for param, main in mains.items():
+        if is_matrix(param):
+            group, state = of_main[main.tensor]
+            state[main.tensor][MOMENTUM] = torch.zeros_like(main.tensor, dtype=torch.float32)
+            found[param] = Shard(main.tensor, state[main.tensor][MOMENTUM], group)
+    return found
+
+
+def _span(one: HeldTensor, main: MainParam | None) -> Span:
+    """Of this rank's elements, in what the ranks of data parallelism hold together."""
+    start = one.start + (main.start if main else 0)
+    return Span(start, start + (main.tensor.numel() if main else 0))
+
+
+def _on_all_ranks(own: list[Span], data: Group) -> list[list[Span]]:
+    """Of each parameter, every rank's. Collective."""
+    if data is None:
+        return [[span] for span in own]
+    found: list[list[Span]] = [[] for _ in range(data.size())]
+    dist.all_gather_object(found, own, group=data)
+    return [list(spans) for spans in zip(*found, strict=True)]

@@ -1,6 +1,6 @@
 """Whole tensors for ranks that each hold a slice of them: dealt by cost, collected, and given back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,10 @@ class Span(NamedTuple):
     @property
     def length(self) -> int:
         return self.end - self.start
+
+
+type Spans = Sequence[Sequence[Span]] | Mapping[int, Sequence[Span]]
+"""Of each number, what each rank of a group holds."""
 
 
 def size_of(group: Group) -> int:
@@ -44,15 +48,14 @@ def rounds(costs: Sequence[float], ranks: int) -> Iterator[list[int | None]]:
 
 def collect(
     dealt: Sequence[int | None],
-    spans: Sequence[Sequence[Span]],
+    spans: Spans,
     mine: Callable[[int], Tensor],
     group: Group,
     like: Tensor,
 ) -> Tensor | None:
     """What this rank was dealt, flat and whole; None where that is nothing. Collective over ``group``.
 
-    spans: of each number, what each rank of the group holds. mine: this rank's elements of a number, flat. like: says
-    dtype and device.
+    mine: this rank's elements of a number, flat. like: says dtype and device.
     """
     out = [like if number is None else mine(number) for number in dealt]
     number = dealt[rank_in(group)]
@@ -68,7 +71,7 @@ def collect(
 
 def give_back(
     dealt: Sequence[int | None],
-    spans: Sequence[Sequence[Span]],
+    spans: Spans,
     whole: Tensor | None,
     group: Group,
     like: Tensor,

@@ -18,7 +18,7 @@ from parallel.regions import HeldTensor
 
 
 def is_matrix(param: Tensor) -> bool:
-    """Whether Muon updates it, as megatron-core's Muon chooses: all with two dims but embeddings and the output layer."""
+    """Whether it is Muon's, as megatron-core chooses: what has two dims, but embeddings and the output layer."""
     return param.ndim == 2 and not getattr(param, "is_embedding_or_output_parameter", False)
 
 
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(slots=True, frozen=True)
-class Parameter:
+class MatrixParameter:
     """One of Muon's parameters, on all ranks of tensor parallelism."""
 
     name: str
@@ -90,9 +90,9 @@ class Parameter:
         return torch.cat(grouped, dim=1).view(self.rows, self.columns)
 
 
-def described(
+def on_all_ranks(
     name: str, one: HeldTensor, group: dist.ProcessGroup, *, qkv: Sequence[int] = (), split: bool = False
-) -> Parameter:
+) -> MatrixParameter:
     """Collective over ``group``, which cuts the parameter or holds it in copies.
 
     qkv: rows of a query group's Q, K and V, where it is to be split so. split: whether other fused parameters are.
@@ -109,11 +109,11 @@ def described(
     if sum(at.height * at.width for part in parts for at in part) != rows * columns:
         raise NotImplementedError(f"{name}: its parts are not the whole of {rows} x {columns}")
     if qkv:
-        return Parameter(name, rows, columns, tuple(parts), tuple(qkv), groups=rows // sum(qkv))
+        return MatrixParameter(name, rows, columns, tuple(parts), tuple(qkv), groups=rows // sum(qkv))
     # The n-th piece of each rank is a part of the n-th matrix.
     by_matrix = sorted(zip(*parts, strict=True), key=lambda pieces: pieces[0].row)
     heights = [sum(at.height for at in pieces) if _in_rows(pieces) else pieces[0].height for pieces in by_matrix]
-    return Parameter(name, rows, columns, tuple(parts), tuple(heights) if split else (rows,))
+    return MatrixParameter(name, rows, columns, tuple(parts), tuple(heights) if split else (rows,))
 
 
 def _in_rows(pieces: Sequence[Rows]) -> bool:
@@ -121,6 +121,6 @@ def _in_rows(pieces: Sequence[Rows]) -> bool:
     return len({at.row for at in pieces}) == len(pieces)
 
 
-def elements(one: Parameter, rank: int) -> int:
+def elements(one: MatrixParameter, rank: int) -> int:
     """That a rank of tensor parallelism holds."""
     return sum(math.prod((at.height, at.width)) for at in one.parts[rank if one.is_cut else 0])

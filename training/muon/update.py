@@ -6,6 +6,7 @@ where Newton-Schulz has the whole of it; its update goes back the same way ("Dis
 the work dealt). Of each element that a rank updates, 4 bytes each way for either kind of parallelism.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from training.config.optimizer_config import OptimizerConfig
 from training.muon.dealing import Group, Span, collect, give_back, rank_in, rounds, size_of
-from training.muon.matrices import Parameter, elements
+from training.muon.matrices import MatrixParameter, elements
 
 MOMENTUM = "momentum_buffer"
 """Of Muon's state: its name in the package emerging-optimizers."""
@@ -40,7 +41,7 @@ class Shard:
 class Domain:
     """Parameters whose elements lie on the same ranks: the dense ones, or the experts'."""
 
-    parameters: Sequence[Parameter]
+    parameters: Sequence[MatrixParameter]
     spans: Sequence[Sequence[Span]]
     """Of each parameter, what each rank of ``data`` holds of this TP rank's part."""
     shards: Sequence[Shard | None]
@@ -68,57 +69,57 @@ def update(domains: Sequence[Domain], config: OptimizerConfig) -> None:
 def _changes(domain: Domain, config: OptimizerConfig) -> Iterator[tuple[int, Tensor]]:
     """(number of a parameter, this rank's elements of its orthogonalized momentum)."""
     like = torch.empty(0, device=domain.device)
-    costs = [parameter.cost for parameter in domain.parameters]
 
     def direction(number: int) -> Tensor:
         shard = domain.shards[number]
         return like if shard is None else _direction(shard, config)
 
-    at_once = domain.tensor.size()
-    queue = list(rounds(costs, size_of(domain.data)))
-    for first in range(0, len(queue), at_once):
-        batch = queue[first : first + at_once]
+    queue = list(rounds([one.cost for one in domain.parameters], size_of(domain.data)))
+    for batch in itertools.batched(queue, domain.tensor.size()):
         parts = [collect(dealt, domain.spans, direction, domain.data, like) for dealt in batch]
-        mine = [dealt[rank_in(domain.data)] for dealt in batch]
-        for dealt, part in zip(batch, _orthogonal(domain, mine, parts, config, like), strict=True):
-            yield from give_back(dealt, domain.spans, part, domain.data, like)
+        mine = {
+            number: part
+            for dealt, part in zip(batch, parts, strict=True)
+            if (number := dealt[rank_in(domain.data)]) is not None and part is not None
+        }
+        updates = _orthogonal(domain, mine, config, like)
+        for dealt in batch:
+            number = dealt[rank_in(domain.data)]
+            whole = None if number is None else updates[number]
+            yield from give_back(dealt, domain.spans, whole, domain.data, like)
 
 
 def _orthogonal(
-    domain: Domain, numbers: Sequence[int | None], parts: Sequence[Tensor | None], config: OptimizerConfig, like: Tensor
-) -> list[Tensor | None]:
-    """This TP rank's part of each parameter's update. As many as there are TP ranks at most: each has one whole."""
+    domain: Domain, parts: Mapping[int, Tensor], config: OptimizerConfig, like: Tensor
+) -> Mapping[int, Tensor]:
+    """This TP rank's part of each update, by number, of its part of each momentum. No more than there are TP ranks:
+    each has one parameter whole; one that is not cut is orthogonalized on all of them."""
     group, rank = domain.tensor, domain.tensor.rank()
-    cut = [number if number is not None and domain.parameters[number].is_cut else None for number in numbers]
-    dealt = cut + [None] * (group.size() - len(cut))
-    spans = [_spans_over_tensor(one) if one.is_cut else [] for one in domain.parameters]
-    found = [
-        None if part is None or number is None or domain.parameters[number].is_cut
-        else domain.parameters[number].part(_step(domain.parameters[number], [part], config), rank)
-        for number, part in zip(numbers, parts, strict=True)
-    ]  # fmt: skip
-    of_number = dict(zip(numbers, parts, strict=True))
-    if not any(number is not None for number in dealt):
+    found = {
+        number: one.part(_step(one, [part], config), rank)
+        for number, part in parts.items()
+        if not (one := domain.parameters[number]).is_cut
+    }
+    cut = [number for number in parts if number not in found]
+    if not cut:
         return found
-    whole = collect(dealt, spans, lambda number: of_number[number], group, like)
-    if whole is not None:
-        one = domain.parameters[dealt[rank]]
-        pieces = [whole[span.start : span.end] for span in spans[dealt[rank]]]
-        result = _step(one, pieces, config)
-        whole = torch.cat([one.part(result, each) for each in range(group.size())])
-    for number, piece in give_back(dealt, spans, whole, group, like):
-        found[numbers.index(number)] = piece
-    return found
+    spans = {number: _spans_over_tensor(domain.parameters[number]) for number in cut}
+    dealt = [*cut, *[None] * (group.size() - len(cut))]
+    joined, mine = collect(dealt, spans, parts.__getitem__, group, like), dealt[rank]
+    if joined is not None and mine is not None:
+        one = domain.parameters[mine]
+        whole = _step(one, [joined[span.start : span.end] for span in spans[mine]], config)
+        joined = torch.cat([one.part(whole, each) for each in range(group.size())])
+    return {**found, **dict(give_back(dealt, spans, joined, group, like))}
 
 
-def _spans_over_tensor(one: Parameter) -> list[Span]:
-    ends = [0]
-    for rank in range(len(one.parts)):
-        ends.append(ends[-1] + elements(one, rank))
-    return [Span(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+def _spans_over_tensor(one: MatrixParameter) -> list[Span]:
+    """What each TP rank holds, one behind the other."""
+    ends = itertools.accumulate((elements(one, rank) for rank in range(len(one.parts))), initial=0)
+    return list(itertools.starmap(Span, itertools.pairwise(ends)))
 
 
-def _step(one: Parameter, parts: Sequence[Tensor], config: OptimizerConfig) -> Tensor:
+def _step(one: MatrixParameter, parts: Sequence[Tensor], config: OptimizerConfig) -> Tensor:
     """Each matrix orthogonalized and scaled, [rows, columns] together."""
     return one.joined([_orthogonalized(matrix, config) for matrix in one.matrices(one.whole(parts))])
 
