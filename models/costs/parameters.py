@@ -38,6 +38,12 @@ class Parameter:
         """Whether it holds the experts among which the router chooses."""
         return ".mlp.experts." in self.name
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether Muon updates it, of experts each by itself (training/muon/matrices.py)."""
+        others = ("embeddings.weight", "output_layer.weight", "conv1d.weight")
+        return len(self.shape) - self.of_experts == 2 and not self.name.endswith(others)
+
 
 def parameters(shape: GPTShape, *, padded_vocab: bool = True) -> Iterator[Parameter]:
     """Every parameter of the model, once, from the embedding to the output layer, then multi-token prediction.

@@ -77,7 +77,8 @@ def _stage_memory(
     recomputed: Recomputed,
 ) -> PeakBytes:
     looked_at = list(zip(stacks, layouts, stages, strict=True))
-    dense, expert = np.array([stack.held(layout, stage) for stack, layout, stage in looked_at], np.float64).T
+    held = np.array([stack.held(layout, stage) for stack, layout, stage in looked_at], np.float64).T
+    dense, expert = held[:2]
     own = [stack.blocks(layout)[stage] for stack, layout, stage in looked_at]
     plain, mixtures = np.array([(each.plain, each.mixtures) for each in own], np.float64).T
     number, layout, software = np.array(stages, dtype=np.float64), columns.layout, columns.software
@@ -87,7 +88,7 @@ def _stage_memory(
         crowded[case] = _crowding(*looked_at[case], int(depths[case]))
     plain, mixtures = plain + depths * (mixtures == 0), mixtures + depths * (mixtures > 0)
     weights, gradients, optimizer, host = state_bytes(
-        (dense, expert), layout, columns.format == FORMATS.index("fp32"), software
+        held, layout, columns.format == FORMATS.index("fp32"), software
     )
     small = (columns.format >= 1) & (columns.format <= 3) & (layout.zero < 3) & (software.by_unit == 0)
     # beside the 16-bit weights, or in their stead

@@ -123,7 +123,7 @@ def of_share(shape: GPTShape) -> Callable[[Candidate, Software], States]:
 
     def held(layout: Candidate, software: Software) -> States:
         ranks = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
-        return states(HeldParameters(whole.dense // ranks[0], whole.expert // ranks[1]), layout, software)
+        return states(HeldParameters(*(count // ranks[at % 2] for at, count in enumerate(whole))), layout, software)
 
     return held
 
@@ -134,7 +134,7 @@ def of_parameter(layout: Candidate, software: Software) -> States:
     The table in megatron-core's user guide, "Distributed Optimizer": 6 + 12/d for bf16 with fp32 gradients, 8 + 8/d
     for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps.
     """
-    return states(HeldParameters(1, 0), replace(layout, dp=1, cp=1, copies=1), software)
+    return states(HeldParameters(1, 0, 1), replace(layout, dp=1, cp=1, copies=1), software)
 
 
 def _predicted(found: PeakBytes, number: int) -> Predicted:

@@ -30,6 +30,8 @@ class Software:
     """Of a weight as the optimizer holds it on the GPU, beside the 16-bit one."""
     moment_bytes: float = 8.0
     """Of both moments on the GPU."""
+    muon: bool = False
+    """Matrices have one moment, 4 bytes, where AdamW keeps two (optimizer.optimizer = "muon")."""
     host_state: float = 0.0
     """Share of the optimizer's state that lies in the host's memory, and is updated there. With ZeRO-2 and
     -3: 1 where all shards lie there, else 0."""

@@ -32,6 +32,9 @@ class HeldParameters(NamedTuple):
 
     dense: int
     expert: int
+    dense_matrices: int = 0
+    expert_matrices: int = 0
+    """Of both, those that Muon updates."""
 
 
 HOST_STATE_BYTES = 16
@@ -87,9 +90,7 @@ class BlockStack:
         first, last = stage == 0, stage == layout.pp - 1
         ends = zip((first, last, last and not first), (sizes.embedding, sizes.head, sizes.copy), strict=True)
         held = [*ends, *((count, sizes.blocks[kind]) for kind, count in own.kinds.items())]
-        return HeldParameters(
-            sum(count * part.dense for count, part in held), sum(count * part.expert for count, part in held)
-        )
+        return HeldParameters(*(sum(count * part[at] for count, part in held) for at in range(4)))
 
     def _deal(self, layout: Candidate) -> list[Blocks]:
         start, stages = 0, [dict.fromkeys(self._before, 0) for _ in range(layout.pp)]
@@ -121,8 +122,12 @@ def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _ShardSizes:
     )
 
     def local(parameters: list[Parameter]) -> HeldParameters:
-        sizes = [(local_size(parameter, parallel), parameter.of_experts) for parameter in parameters]
-        return HeldParameters(sum(n for n, expert in sizes if not expert), sum(n for n, expert in sizes if expert))
+        sizes = [(local_size(parameter, parallel), parameter) for parameter in parameters]
+        sums = [sum(size for size, one in sizes if one.of_experts == expert) for expert in (False, True)]
+        matrices = [
+            sum(size for size, one in sizes if one.of_experts == expert and one.is_matrix) for expert in (False, True)
+        ]
+        return HeldParameters(*sums, *matrices)
 
     numbers = {kind: shape.blocks.index(kind) for kind in dict.fromkeys(shape.blocks)}
     nothing = HeldParameters(0, 0)
@@ -149,7 +154,7 @@ def states(own: HeldParameters, layout: Candidate, software: Software | None = N
 
 def state_bytes(own: Any, layout: Any, fp32: Any, software: Any) -> list[Any]:
     """``states`` of one case, or of many: all may be columns over the cases (models/costs/cases.py), so that there
-    are no branches."""
+    are no branches. own: as HeldParameters."""
     gradient_bytes = software.main_gradient_bytes
     everywhere = layout.dp * layout.cp // layout.copies
     apart = layout.tp * everywhere // (layout.ep * layout.etp)
@@ -167,11 +172,13 @@ def state_bytes(own: Any, layout: Any, fp32: Any, software: Any) -> list[Any]:
         rest * here,
         HOST_STATE_BYTES * software.host_state,
     )
-    shared = list(zip(own, (everywhere, apart), strict=True))
-    return [
+    shared, matrices = (list(zip(held, (everywhere, apart), strict=True)) for held in (own[:2], own[2:]))
+    found = [
         sum(size * count / (1 + (ranks - 1) * (layout.zero >= zero)) for count, ranks in shared)
         for size, zero in zip(sizes, (3, 2, 1, 1), strict=True)
     ]
+    found[2] -= software.muon * sum(4 * n / (1 + (ranks - 1) * (layout.zero >= 1)) for n, ranks in matrices)
+    return found
 
 
 class Gathered(NamedTuple):
