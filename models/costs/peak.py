@@ -87,9 +87,7 @@ def _stage_memory(
     for case in np.flatnonzero(layout.vpp > 1):
         crowded[case] = _crowding(*looked_at[case], int(depths[case]))
     plain, mixtures = plain + depths * (mixtures == 0), mixtures + depths * (mixtures > 0)
-    weights, gradients, optimizer, host = state_bytes(
-        held, layout, columns.format == FORMATS.index("fp32"), software
-    )
+    weights, gradients, optimizer, host = state_bytes(held, layout, columns.format == FORMATS.index("fp32"), software)
     small = (columns.format >= 1) & (columns.format <= 3) & (layout.zero < 3) & (software.by_unit == 0)
     # beside the 16-bit weights, or in their stead
     copies = np.where(columns.format == FORMATS.index("fp4"), FP4_COPIES, FP8_COPIES)

@@ -486,3 +486,26 @@ def test_going_on_in_megatrons_order_is_explained_where_a_run_is_loaded() -> Non
 def test_words_in_another_case_are_the_same_words() -> None:
     recipe = recipe_of(f"{SMALLEST} --normalization rmsnorm --lr-decay-style COSINE")
     assert (recipe.model.normalization, recipe.optimizer.lr_decay_style) == ("RMSNorm", "cosine")
+
+
+def test_muon_with_megatrons_defaults() -> None:
+    found = drafted(
+        f"{SMALLEST} --optimizer dist_muon --muon-momentum 0.9 --muon-nesterov --muon-scalar-optimizer lion"
+    )
+    own = {name.removeprefix("optimizer.muon_"): value for name, value in found.values.items() if "muon_" in name}
+    assert found.values["optimizer.optimizer"] == "muon" and own == {
+        "momentum": 0.9, "num_ns_steps": 5, "scale_mode": "spectral", "extra_scale_factor": 1.0,
+        "coefficient_type": "quintic", "fp32_matmul_prec": "medium", "split_qkv": True, "nesterov": True,
+    }  # fmt: skip
+    assert found.other_model == ["--muon-scalar-optimizer lion: what is no matrix is AdamW's here."]
+
+
+def test_muons_other_update_for_each_tp_is_said() -> None:
+    tp2 = f"{SMALLEST} --optimizer muon --tensor-model-parallel-size 2"
+    assert any("blockwise, Megatron-LM's default" in note for note in drafted(tp2).notes)
+    whole = drafted(f"{tp2} --muon-tp-mode distributed")
+    assert not any("blockwise" in note for note in whole.notes)
+    assert any(line.startswith("--muon-tp-mode: matrices are whole") for line in whole.irrelevant)
+    unread = drafted(f"{SMALLEST} --muon-num-ns-steps 6 --muon-no-split-qkv")
+    assert sum("has no effect without --optimizer muon" in line for line in unread.irrelevant) == 2
+    assert not any("muon" in name for name in unread.values)

@@ -203,7 +203,7 @@ def test_what_another_bridge_model_has_is_refused() -> None:
     changes = {
         "torch.nn.functional.silu": "torch.nn.functional.relu",
         "profiling:": "peft: {_target_: megatron.bridge.peft.lora.LoRA, dim: 8}\nprofiling:",
-        "optimizer: adam": "optimizer: muon",
+        "optimizer: adam": "optimizer: sgd",
         "GPTDatasetConfig": "GPTSFTDatasetConfig",
     }
     for old, new in changes.items():

@@ -98,6 +98,20 @@ LINEAR_FIELDS: dict[str, tuple[str, Default]] = {
 }
 """Fields that mean something with --experimental-attention-variant gated_delta_net only."""
 
+MUON_FIELDS: dict[str, tuple[str, Default]] = {
+    "muon-momentum": ("optimizer.muon_momentum", 0.95),
+    "muon-num-ns-steps": ("optimizer.muon_num_ns_steps", 5),
+    "muon-scale-mode": ("optimizer.muon_scale_mode", "spectral"),
+    "muon-extra-scale-factor": ("optimizer.muon_extra_scale_factor", 1.0),
+    "muon-coefficient-type": ("optimizer.muon_coefficient_type", "quintic"),
+    "muon-fp32-matmul-prec": ("optimizer.muon_fp32_matmul_prec", "medium"),
+}
+"""Fields that mean something with --optimizer muon only."""
+MUON_FLAGS = (
+    *MUON_FIELDS, "muon-no-split-qkv", "muon-nesterov", "muon-use-nesterov", "muon-tp-mode", "muon-scalar-optimizer",
+    "muon-use-syrk",
+)  # fmt: skip
+
 LATENT_FIELDS: dict[str, tuple[str, Default]] = {
     "q-lora-rank": ("model.q_lora_rank", 0),
     "kv-lora-rank": ("model.kv_lora_rank", 32),
@@ -210,6 +224,7 @@ RULES = """
     train-iters=1 train-samples=1 global-batch-size=1 rampup-batch-size=3 step-batch-size-schedule=1
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
     lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
+    optimizer=1 muon-no-split-qkv muon-nesterov muon-use-nesterov muon-tp-mode=1 muon-scalar-optimizer=1 muon-use-syrk
     recompute-activations recompute-granularity=1 recompute-method=1 recompute-num-layers=1 recompute-modules=+
     fine-grained-activation-offloading offload-modules=+ manual-gc manual-gc-interval=1
     attention-backend=1 enable-cuda-graph cuda-graph-impl=1

@@ -23,9 +23,6 @@ OTHER_MODEL: dict[str, str] = {
     "maximal update parametrisation, which scales outputs, logits and learning rates": """
         use-mup
     """,
-    "another optimizer than AdamW: optimizer.optimizer takes a class of yours": """
-        optimizer=1|adam
-    """,
     "another training than on next tokens: instructions, preferences, distillation": """
         sft perform-rl-step logits-load-dir=1
     """,
@@ -51,10 +48,8 @@ OTHER_MODEL: dict[str, str] = {
     "how weights are drawn; Triplane draws them from a normal distribution with init_method_std": """
         embedding-init-method-std=1 init-method-xavier-uniform data-parallel-random-init
     """,
-    "settings of another optimizer than AdamW": """
-        sgd-momentum=1 muon-momentum=1 muon-no-split-qkv muon-nesterov muon-scale-mode=1 muon-fp32-matmul-prec=1
-        muon-coefficient-type=1 muon-num-ns-steps=1 muon-tp-mode=1 muon-extra-scale-factor=1 muon-scalar-optimizer=1
-        muon-use-nesterov muon-use-syrk lion-beta1=1 lion-beta2=1
+    "settings of another optimizer than AdamW and Muon": """
+        sgd-momentum=1 lion-beta1=1 lion-beta2=1
     """,
     "which weights decay: Triplane's norms and biases do not, all others do": """
         apply-wd-to-qk-layernorm no-weight-decay-cond-type=1

@@ -6,6 +6,7 @@ from tools.from_megatron import flags_translated as table
 from tools.from_megatron import (
     rules_data,
     rules_model,
+    rules_optimizer,
     rules_parallel,
     rules_profile,
     rules_schedule,
@@ -55,6 +56,7 @@ def translated(arguments: Arguments, world: int | None, overrides: bool = False)
         rules_parallel.precision,
         rules_model.model,
         rules_schedule.schedules,
+        rules_optimizer.optimizer,
         rules_training.training,
         rules_data.data,
         rules_vocabulary.vocabulary,
