@@ -48,6 +48,7 @@ TORCH = """
     training: attention_backend batches determinism forward_backward loop loss_weights
     manual_gc
     optimizer optimizer_class optimizer_forms step train    training.custom: callbacks loss
+    training.muon: build described dealing matrices update
     training.parts: announcement checkpoints companions data evaluation measuring model run
     training.evaluation: asked generating scoring set_batches shared_model task_callback validation harness
     training.checkpoint: account agreement callback fit model_state optimizer_state plausible restoring rng

@@ -1,4 +1,4 @@
-"""AdamW, Muon or your own, through Megatron's optimizers: fp32 main weights, clipping, loss scaling, sharded state."""
+"""AdamW, under Muon too, or your own, through Megatron's optimizers: fp32 main weights, clipping, loss scaling, sharded state."""
 
 import contextlib
 import os
@@ -76,10 +76,6 @@ def build(
             part.grad_stats_parallel_group = ranks.pgs.intra_dist_opt
             if on_host and part.optimizer is not None:
                 part.optimizer.register_step_pre_hook(partial(_clip, built, optimizer.clip_grad))
-    if optimizer.optimizer == "muon":
-        from training.muon.build import install  # its package is an extra
-
-        install(built, chunks, optimizer, parallel, ranks)
     weigh_losses(chunks[0].config, built, tokens_per_microbatch)
     return built
 

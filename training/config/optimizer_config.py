@@ -235,12 +235,21 @@ def state_problems(
     optimizer: OptimizerConfig, parallel: ParallelConfig, precision: PrecisionConfig, cuda: bool
 ) -> list[str]:
     """What the fields about the optimizer's state cannot be with. cuda: the run may have a GPU."""
-    half = optimizer.optimizer == "muon" and precision.dtype == "fp16"
     return [
-        *(['optimizer.optimizer "muon" cannot be with precision.dtype = "fp16". Use "bf16".'] if half else []),
+        *(_beside_muon(optimizer, parallel, precision) if optimizer.optimizer == "muon" else []),
         *_low_precision_problems(optimizer, parallel, precision, cuda),
         *_offload_problems(optimizer, parallel, precision, cuda),
     ]
+
+
+def _beside_muon(optimizer: OptimizerConfig, parallel: ParallelConfig, precision: PrecisionConfig) -> Iterator[str]:
+    if precision.dtype == "fp16":
+        yield 'optimizer.optimizer "muon" cannot be with precision.dtype = "fp16". Use "bf16".'
+    if optimizer.optimizer_cpu_offload and parallel.fully_sharded:  # with ZeRO-1, it is refused for all but AdamW
+        yield (
+            'optimizer.optimizer "muon" cannot be with optimizer.optimizer_cpu_offload, with which the host updates: '
+            "AdamW alone is quick enough there. Set it to false."
+        )
 
 
 def _low_precision_problems(

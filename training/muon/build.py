@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.emerging_optimizers import _get_qkv_split_shapes
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from parallel import ddp
@@ -18,9 +18,9 @@ from parallel.regions import HeldTensor
 from training.checkpoint.optimizer_state import MainParam, main_params, parts
 from training.config.optimizer_config import OptimizerConfig
 from training.muon import described
-from training.muon.dealing import Group, Span
+from training.muon.dealing import FlatRange, Group
 from training.muon.matrices import MatrixParameter, is_matrix, on_all_ranks
-from training.muon.update import MOMENTUM, Domain, Shard, update
+from training.muon.update import MOMENTUM, Domain, MomentumShard, update
 from training.optimizer_forms import MOMENTS
 
 QKV = "linear_qkv.weight"
@@ -33,7 +33,7 @@ def install(
     mains = dict(main_params(optimizer))
     shards = _shards(optimizer, mains)
     held = [one for chunk in chunks for one in ddp.held(chunk) if one.tensor.requires_grad]
-    qkv = _get_qkv_split_shapes(chunks[0].config) if config.muon_split_qkv else []
+    qkv = qkv_rows(chunks[0].config) if config.muon_split_qkv else ()
     domains = []
     for is_expert in (False, True):
         muons = [one for one in held if is_matrix(one.tensor) and _is_expert(one.tensor) == is_expert]
@@ -53,6 +53,13 @@ def _update_first(step: Any, domains: Sequence[Domain], config: OptimizerConfig)
     """Megatron's own ``step_with_ready_grads``, once Muon's parameters are updated: it gathers the weights of both."""
     update(domains, config)
     return bool(step())
+
+
+def qkv_rows(config: TransformerConfig) -> tuple[int, ...]:
+    """Of a query group in a fused projection: Q, its output gate where there is one, K and V; each a matrix over all
+    groups."""
+    queries = config.num_attention_heads // (config.num_query_groups or config.num_attention_heads) * config.kv_channels
+    return (queries,) * (1 + config.attention_output_gate) + (config.kv_channels,) * 2
 
 
 def state_names(param: Tensor) -> Sequence[str]:
@@ -79,7 +86,7 @@ def _described(one: HeldTensor, tensor: dist.ProcessGroup, qkv: Sequence[int], s
     return on_all_ranks(key, one, tensor, qkv=qkv if in_groups else (), split=split_fused)
 
 
-def _shards(optimizer: MegatronOptimizer, mains: Mapping[Tensor, MainParam]) -> dict[Tensor, Shard]:
+def _shards(optimizer: MegatronOptimizer, mains: Mapping[Tensor, MainParam]) -> dict[Tensor, MomentumShard]:
     """By model parameter. Their momentum is where Adam's first step would look for its own state, which it then has."""
     of_main = {
         main: (group, part.optimizer.state)
@@ -92,20 +99,20 @@ def _shards(optimizer: MegatronOptimizer, mains: Mapping[Tensor, MainParam]) -> 
         if is_matrix(param):
             group, state = of_main[main.tensor]
             state[main.tensor][MOMENTUM] = torch.zeros_like(main.tensor, dtype=torch.float32)
-            found[param] = Shard(main.tensor, state[main.tensor][MOMENTUM], group)
+            found[param] = MomentumShard(main.tensor, state[main.tensor][MOMENTUM], group)
     return found
 
 
-def _span(one: HeldTensor, main: MainParam | None) -> Span:
+def _span(one: HeldTensor, main: MainParam | None) -> FlatRange:
     """Of this rank's elements, in what the ranks of data parallelism hold together."""
     start = one.start + (main.start if main else 0)
-    return Span(start, start + (main.tensor.numel() if main else 0))
+    return FlatRange(start, start + (main.tensor.numel() if main else 0))
 
 
-def _on_all_ranks(own: list[Span], data: Group) -> list[list[Span]]:
+def _on_all_ranks(own: list[FlatRange], data: Group) -> list[list[FlatRange]]:
     """Of each parameter, every rank's. Collective."""
     if data is None:
         return [[span] for span in own]
-    found: list[list[Span]] = [[] for _ in range(data.size())]
+    found: list[list[FlatRange]] = [[] for _ in range(data.size())]
     dist.all_gather_object(found, own, group=data)
     return [list(spans) for spans in zip(*found, strict=True)]

@@ -11,7 +11,7 @@ type Group = dist.ProcessGroup | None
 """None: this rank alone."""
 
 
-class Span(NamedTuple):
+class FlatRange(NamedTuple):
     """Elements [start, end) of a flat tensor, which a rank holds."""
 
     start: int
@@ -22,7 +22,7 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-type Spans = Sequence[Sequence[Span]] | Mapping[int, Sequence[Span]]
+type FlatRanges = Sequence[Sequence[FlatRange]] | Mapping[int, Sequence[FlatRange]]
 """Of each number, what each rank of a group holds."""
 
 
@@ -48,7 +48,7 @@ def rounds(costs: Sequence[float], ranks: int) -> Iterator[list[int | None]]:
 
 def collect(
     dealt: Sequence[int | None],
-    spans: Spans,
+    spans: FlatRanges,
     mine: Callable[[int], Tensor],
     group: Group,
     like: Tensor,
@@ -71,7 +71,7 @@ def collect(
 
 def give_back(
     dealt: Sequence[int | None],
-    spans: Spans,
+    spans: FlatRanges,
     whole: Tensor | None,
     group: Group,
     like: Tensor,

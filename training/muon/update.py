@@ -19,7 +19,7 @@ from emerging_optimizers.utils import fp32_matmul_precision
 from torch import Tensor
 
 from training.config.optimizer_config import OptimizerConfig
-from training.muon.dealing import Group, Span, collect, give_back, rank_in, rounds, size_of
+from training.muon.dealing import FlatRange, Group, collect, give_back, rank_in, rounds, size_of
 from training.muon.matrices import MatrixParameter, elements
 
 MOMENTUM = "momentum_buffer"
@@ -27,7 +27,7 @@ MOMENTUM = "momentum_buffer"
 
 
 @dataclass(slots=True, frozen=True)
-class Shard:
+class MomentumShard:
     """This rank's elements of a parameter, where its optimizer has them."""
 
     main: Tensor
@@ -42,9 +42,9 @@ class Domain:
     """Parameters whose elements lie on the same ranks: the dense ones, or the experts'."""
 
     parameters: Sequence[MatrixParameter]
-    spans: Sequence[Sequence[Span]]
+    spans: Sequence[Sequence[FlatRange]]
     """Of each parameter, what each rank of ``data`` holds of this TP rank's part."""
-    shards: Sequence[Shard | None]
+    shards: Sequence[MomentumShard | None]
     """Of each parameter, this rank's; None where it has no element of it."""
     data: Group
     """Ranks that hold different elements; None where each holds all of them."""
@@ -113,10 +113,10 @@ def _orthogonal(
     return {**found, **dict(give_back(dealt, spans, joined, group, like))}
 
 
-def _spans_over_tensor(one: MatrixParameter) -> list[Span]:
+def _spans_over_tensor(one: MatrixParameter) -> list[FlatRange]:
     """What each TP rank holds, one behind the other."""
     ends = itertools.accumulate((elements(one, rank) for rank in range(len(one.parts))), initial=0)
-    return list(itertools.starmap(Span, itertools.pairwise(ends)))
+    return list(itertools.starmap(FlatRange, itertools.pairwise(ends)))
 
 
 def _step(one: MatrixParameter, parts: Sequence[Tensor], config: OptimizerConfig) -> Tensor:
@@ -129,7 +129,7 @@ def _orthogonalized(matrix: Tensor, config: OptimizerConfig) -> Tensor:
     return found * get_muon_scale_factor(*matrix.shape, mode=config.muon_scale_mode) * config.muon_extra_scale_factor
 
 
-def _direction(shard: Shard, config: OptimizerConfig) -> Tensor:
+def _direction(shard: MomentumShard, config: OptimizerConfig) -> Tensor:
     """Momentum, once this step's gradient is in it, flat; with Nesterov's look ahead where it is on."""
     gradient, momentum = shard.main.grad, shard.momentum
     assert gradient is not None, "a parameter of Muon's has no gradient"
@@ -138,7 +138,7 @@ def _direction(shard: Shard, config: OptimizerConfig) -> Tensor:
     return ahead.reshape(-1)
 
 
-def _apply(shard: Shard | None, change: Tensor) -> None:
+def _apply(shard: MomentumShard | None, change: Tensor) -> None:
     if shard is None:
         return
     rate, decay = shard.group["lr"], shard.group["weight_decay"]

@@ -81,6 +81,10 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RankParts:
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill, config.optimizer.optimizer_cpu_offload)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     optim = optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens)
+    if config.optimizer.optimizer == "muon":
+        from training.muon.build import install  # its package is an extra
+
+        install(optim, chunks, config.optimizer, config.parallel, ranks)
     return RankParts(config=config, chunks=chunks, optimizer=optim, ranks=ranks)
 
 
