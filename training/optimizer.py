@@ -1,4 +1,4 @@
-"""AdamW, under Muon too, or your own, through Megatron's optimizers: fp32 main weights, clipping, loss scaling, sharded state."""
+"""AdamW (under Muon, too) or your own, through Megatron's optimizers: fp32 main weights, clipping, sharded state."""
 
 import contextlib
 import os

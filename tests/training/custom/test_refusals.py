@@ -376,7 +376,7 @@ def test_a_dry_run_refuses_it_and_the_form_is_checked_with_all_else(folder: Path
     with pytest.raises(UserError) as refused:
         describe(parse.parse_config([recipe, "--dry_run", *flags]))
     assert str(refused.value).startswith("4 problems with this configuration:")
-    assert 'optimizer.optimizer: expected "adam" or "module:attribute"' in str(refused.value)
+    assert 'optimizer.optimizer: expected "adam", "muon" or "module:attribute"' in str(refused.value)
 
 
 def test_no_code_beside_a_checkpoint_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from checkpoint_parts import Parts, assembled, configuration, on_ranks, restore_and_compare, save_and_go_on, sizes
 from models.names import canonical
 from parallel import ddp
-from parallel.config import ParallelConfig
+from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.regions import HeldTensor
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
@@ -190,3 +190,16 @@ def test_the_state_of_another_optimizer_is_refused_by_name(tmp_path: Path) -> No
     on_ranks(1, configuration(one), save_and_go_on, tmp_path)
     with pytest.raises(AssertionError, match=r"It has another optimizer's, exp_avg and exp_avg_sq\. Use --check"):
         on_ranks(1, muon("debug", one), restore_and_compare, tmp_path, tmp_path / "there", 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"precision": PrecisionConfig(dtype="fp16")}, 'cannot be with precision.dtype = "fp16"'),
+        ({"optimizer": dataclasses.replace(MUON, muon_num_ns_steps=0)}, "muon_num_ns_steps must be 1 or more, found 0"),
+        ({"optimizer": dataclasses.replace(MUON, muon_momentum=1.0)}, "muon_momentum must be in [0, 1), found 1.0"),
+    ],
+)
+def test_what_muon_cannot_be_with(fields: dict[str, Any], said: str) -> None:
+    config = dataclasses.replace(muon("debug", sizes()), **fields)
+    assert [line for line in config.problems(1) if said in line]
