@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -20,8 +20,8 @@ from tests.faults.hostile_attack import attack, hostile_words
 from tests.faults.hostile_judge import CLASSES, CaseVerdict, Reference, contents, judge
 from tests.faults.hostile_mutations import Mutation
 from tests.faults.hostile_process import EndedProgram, forked
-from tests.faults.hostile_scenes import MAKERS, make
-from tests.faults.hostile_targets import BY_NAME, TARGETS, Target
+from tests.faults.hostile_scenes import make
+from tests.faults.hostile_targets import TARGETS, Target
 from tests.faults.results import CaseResult, Store
 
 CAMPAIGN = "hostile"
@@ -56,11 +56,12 @@ def cases(count: int) -> list[str]:
 def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], None]) -> None:
     """Do the cases, ``WORKERS`` at a time, each worker forked from this process once it has imported everything."""
     scenes = scratch / "scenes"
-    warm(scenes)
     files = [case for case in todo if case.startswith("file ")]
     surroundings = [case for case in todo if case not in files]
+    drawn = {target.name: target for target, _ in (chosen(case, store.seed) for case in files)}
+    warm(scenes, {target.scene for target in drawn.values()} | ({"run"} if surroundings else set()))
     if files:
-        references = {name: reference(target, scenes, scratch) for name, target in BY_NAME.items()}
+        references = {name: reference(target, scenes, scratch) for name, target in drawn.items()}
         in_workers(
             files, lambda case, folder: one(case, store.seed, scenes, references, folder), store, scratch, printed
         )
@@ -96,13 +97,13 @@ def in_workers(
         raise RuntimeError(f"workers ended with {codes}")
 
 
-def warm(scenes: Path) -> None:
-    """Import what commands import, and make the scenes."""
+def warm(scenes: Path, names: Collection[str]) -> None:
+    """Import what commands import, and make the scenes of these names."""
     for module in PROGRAMS:
         importlib.import_module(module)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(scenes.with_name("hypothesis"))
     hostile_values.draw_from(hostile_values.TREES, 0)
-    for name in MAKERS:
+    for name in sorted(names):
         make(name, scenes)
 
 

@@ -271,4 +271,3 @@ TARGETS: Sequence[Target] = (
         words=(("tools.plan", "goodput", "--num_gpus", "1024", "--days", "10", "--faults", "faults.md"),), weight=2,
     ),
 )  # fmt: skip
-BY_NAME = {target.name: target for target in TARGETS}

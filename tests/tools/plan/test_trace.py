@@ -73,6 +73,7 @@ def trained(asked: PlanRequest, layout: Candidate, **fields: Any) -> RunConfig:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **fields))
 
 
+CAMPAIGN = pytest.mark.campaign
 CPU = Modules(cuda=False, transformer_engine=False)
 TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
 
@@ -83,11 +84,11 @@ TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
         ("llama3_tiny", TINY, 0),
         ("llama3_tiny", TINY, 1),
         ("llama3_tiny", dataclasses.replace(TINY, vpp=2), 0),
-        ("llama3_tiny", dataclasses.replace(TINY, recompute="full"), 0),
-        ("llama3_tiny", dataclasses.replace(TINY, cp=2), 1),
-        ("gpt2_tiny", TINY, 0),
+        pytest.param("llama3_tiny", dataclasses.replace(TINY, recompute="full"), 0, marks=CAMPAIGN),
+        pytest.param("llama3_tiny", dataclasses.replace(TINY, cp=2), 1, marks=CAMPAIGN),
+        pytest.param("gpt2_tiny", TINY, 0, marks=CAMPAIGN),
         ("gpt2_tiny", dataclasses.replace(TINY, tp=1), 1),
-        ("mistral_tiny", TINY, 0),
+        pytest.param("mistral_tiny", TINY, 0, marks=CAMPAIGN),
         ("llama3_tiny", dataclasses.replace(TINY, recompute="core_attn"), 0),
     ],
     ids=[
@@ -112,11 +113,11 @@ def test_without_values_as_much_is_held_as_with_them(tmp_path: Path, model: str,
 @pytest.mark.parametrize(
     "model, change",
     [
-        ("mixtral_tiny", {}),
-        ("mixtral_tiny", {"recompute": "full"}),
+        pytest.param("mixtral_tiny", {}, marks=CAMPAIGN),
+        pytest.param("mixtral_tiny", {"recompute": "full"}, marks=CAMPAIGN),
         ("mixtral_tiny", {"recompute": "moe"}),
-        ("qwen3_moe_tiny", {"ep": 1}),
-        ("mixtral_tiny", {"ep": 1, "etp": 2}),
+        pytest.param("qwen3_moe_tiny", {"ep": 1}, marks=CAMPAIGN),
+        pytest.param("mixtral_tiny", {"ep": 1, "etp": 2}, marks=CAMPAIGN),
         ("mixtral_tiny", {"etp": 2}),
         ("deepseek_v3_tiny", {"mbs": 2}),
     ],
@@ -138,8 +139,8 @@ BIG = Candidate(tp=4, pp=4, dp=2, microbatches=4)
     [
         (BIG, 0),
         (BIG, 3),
-        (dataclasses.replace(BIG, pp=2, vpp=4), 0),
-        (dataclasses.replace(BIG, recompute="full"), 0),
+        pytest.param(dataclasses.replace(BIG, pp=2, vpp=4), 0, marks=CAMPAIGN),
+        pytest.param(dataclasses.replace(BIG, recompute="full"), 0, marks=CAMPAIGN),
         (dataclasses.replace(BIG, precision="fp32"), 0),
     ],
     ids=["first", "last", "interleaved", "recomputed", "fp32"],
@@ -156,7 +157,7 @@ def test_formulas_are_what_is_traced(tmp_path: Path, layout: Candidate, stage: i
 def test_capped_scores_are_counted_once_with_dropout(tmp_path: Path) -> None:
     """Attention with soft caps is in blocks of queries: of its scores nothing is kept (2026-11-25: 1.12 of traced)."""
     layout = Candidate(pp=13, microbatches=13)
-    asked = question("gemma2_2b", layout, 4096)
+    asked = question("gemma2_2b", layout, 2048)
     asked = dataclasses.replace(asked, model=dataclasses.replace(asked.model, attention_dropout=0.1))
     traced_bytes = traced(tmp_path, asked, layout, 0)["activations"]
     assert command.by_formula(asked, layout, 0) == pytest.approx(traced_bytes, rel=0.2)
@@ -171,9 +172,11 @@ def test_clipped_queries_are_kept_as_they_were(tmp_path: Path, model: str) -> No
     assert command.by_formula(asked, BIG, 0) == pytest.approx(traced_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("piece", [1024, 256])
-def test_so_are_losses_in_pieces(tmp_path: Path, precision: str, piece: int) -> None:
+@pytest.mark.parametrize(
+    "piece, precision",
+    [(1024, "bf16"), *(pytest.param(*case, marks=CAMPAIGN) for case in [(1024, "fp32"), (256, "bf16"), (256, "fp32")])],
+)
+def test_so_are_losses_in_pieces(tmp_path: Path, piece: int, precision: str) -> None:
     """The last stage of 16 has a vocabulary of 128,256 and two blocks."""
     layout = Candidate(pp=16, microbatches=16, recompute="full", precision=precision)
     asked = question("llama3_8b", layout, 4096)
@@ -202,16 +205,16 @@ def test_all_stages_by_one_process() -> None:
 @pytest.mark.parametrize(
     "model, layout, seq",
     [
-        ("mixtral_tiny", Candidate(tp=2, pp=2, ep=2, dp=2, microbatches=2), 128),
+        pytest.param("mixtral_tiny", Candidate(tp=2, pp=2, ep=2, dp=2, microbatches=2), 128, marks=CAMPAIGN),
         ("mixtral_8x7b", Candidate(tp=2, pp=8, ep=8, dp=8, microbatches=2), 4096),
         ("llama32_1b", dataclasses.replace(BIG, precision="fp32", recompute="full"), 1024),
-        ("llama32_1b", dataclasses.replace(BIG, recompute="full"), 1024),
+        pytest.param("llama32_1b", dataclasses.replace(BIG, recompute="full"), 1024, marks=CAMPAIGN),
         ("qwen3_8b", BIG, 2048),
         ("minitron_4b", BIG, 2048),
-        ("apertus_8b", BIG, 2048),
+        pytest.param("apertus_8b", BIG, 2048, marks=CAMPAIGN),
         ("gpt2", dataclasses.replace(BIG, tp=1), 1024),
-        ("gpt2", dataclasses.replace(BIG, precision="fp32"), 1024),
-        ("deepseek_v2_lite", Candidate(tp=2, pp=3, ep=16, dp=16, microbatches=3), 2048),
+        pytest.param("gpt2", dataclasses.replace(BIG, precision="fp32"), 1024, marks=CAMPAIGN),
+        pytest.param("deepseek_v2_lite", Candidate(tp=2, pp=3, ep=16, dp=16, microbatches=3), 2048, marks=CAMPAIGN),
         ("deepseek_v2_lite", Candidate(pp=3, ep=16, dp=16, microbatches=3, precision="fp32"), 512),
     ],
     ids=[
@@ -234,10 +237,11 @@ DEEP = Candidate(pp=16, ep=64, dp=64, microbatches=16, split="ends", first_layer
 @pytest.mark.parametrize(
     "stage, seq, more",
     [
-        (8, 4096, {"recompute": "full", "microbatches": 9}),  # one more than it holds
+        # one more than it holds
+        pytest.param(8, 4096, {"recompute": "full", "microbatches": 9}, marks=CAMPAIGN),
         (15, 512, {"microbatches": 2}),
-        (15, 2048, {"recompute": "full", "precision": "fp32", "microbatches": 2}),
-        (0, 1024, DEALT | {"cp": 2, "dp": 32}),
+        pytest.param(15, 2048, {"recompute": "full", "precision": "fp32", "microbatches": 2}, marks=CAMPAIGN),
+        pytest.param(0, 1024, DEALT | {"cp": 2, "dp": 32}, marks=CAMPAIGN),
     ],
     ids=["scores", "depths", "depths-fp32", "uneven-chunks-over-context-ranks"],
 )
@@ -268,10 +272,10 @@ def test_formulas_know_how_many_queries_attention_looks_at_together() -> None:
     [
         ("llama32_1b", 1, 8192, "none"),
         ("llama32_1b", 3, 2048, "full"),
-        ("deepseek_v2_lite", 1, 8192, "none"),
+        pytest.param("deepseek_v2_lite", 1, 8192, "none", marks=CAMPAIGN),
         ("deepseek_v2_lite", 1, 8192, "full"),
         ("gpt2", 0, 1024, "none"),
-        ("gpt2", 3, 1024, "none"),
+        pytest.param("gpt2", 3, 1024, "none", marks=CAMPAIGN),
     ],
 )
 def test_formulas_know_what_context_ranks_keep(
@@ -337,13 +341,13 @@ def test_no_graph_outlives_its_backward_pass(tmp_path: Path, recompute: str) -> 
     "model, recompute, layout, stage",
     [
         ("llama32_1b", "full", BIG, 1),
-        ("llama32_1b", "mlp", BIG, 1),
+        pytest.param("llama32_1b", "mlp", BIG, 1, marks=CAMPAIGN),
         ("llama3_8b", "full", Candidate(tp=2, pp=4, vpp=4, microbatches=8), 0),
-        ("llama32_1b", "full", Candidate(tp=2, pp=2, vpp=8, mbs=4, microbatches=16), 0),
-        ("qwen3_30b_a3b", "full", Candidate(pp=8, ep=8, dp=8, microbatches=4), 5),
+        pytest.param("llama32_1b", "full", Candidate(tp=2, pp=2, vpp=8, mbs=4, microbatches=16), 0, marks=CAMPAIGN),
+        pytest.param("qwen3_30b_a3b", "full", Candidate(pp=8, ep=8, dp=8, microbatches=4), 5, marks=CAMPAIGN),
         ("qwen3_30b_a3b", "moe", Candidate(pp=8, ep=8, dp=8, microbatches=4), 5),
         ("mixtral_8x7b", "full", Candidate(tp=2, pp=4, ep=8, dp=8, microbatches=4), 0),
-        ("mixtral_8x7b", "full", Candidate(tp=4, pp=2, ep=2, etp=4, dp=2, microbatches=4), 0),
+        pytest.param("mixtral_8x7b", "full", Candidate(tp=4, pp=2, ep=2, etp=4, dp=2, microbatches=4), 0, marks=CAMPAIGN),
     ],
     ids=[
         "dense",
@@ -371,10 +375,10 @@ def test_formulas_know_what_recomputation_needs(
     "model, layout, stage, keeps",
     [
         ("llama32_1b", BIG, 0, 0.7),
-        ("llama32_1b", BIG, 0, 0.3),
-        ("llama32_1b", dataclasses.replace(BIG, pp=2, vpp=4), 0, 0.5),
-        ("gemma3_1b", Candidate(tp=1, pp=2, microbatches=4), 0, 0.5),
-        ("qwen3_30b_a3b", Candidate(pp=8, ep=8, dp=8, microbatches=8), 0, 0.6),
+        pytest.param("llama32_1b", BIG, 0, 0.3, marks=CAMPAIGN),
+        pytest.param("llama32_1b", dataclasses.replace(BIG, pp=2, vpp=4), 0, 0.5, marks=CAMPAIGN),
+        pytest.param("gemma3_1b", Candidate(tp=1, pp=2, microbatches=4), 0, 0.5, marks=CAMPAIGN),
+        pytest.param("qwen3_30b_a3b", Candidate(pp=8, ep=8, dp=8, microbatches=8), 0, 0.6, marks=CAMPAIGN),
         ("nemotron_h_8b", Candidate(tp=2, pp=4, microbatches=4), 0, 0.5),
     ],
     ids=["some", "most", "interleaved", "windows", "experts", "hybrid"],
@@ -397,7 +401,11 @@ def test_formulas_know_what_is_chosen_to_be_recomputed(
     )
 
 
-def test_what_cannot_be_traced_is_said() -> None:
-    asked = question("llama3_tiny", TINY, 128)
-    with pytest.raises(UserError, match="cannot be traced"):
-        command.trace_stages(asked, dataclasses.replace(TINY, tp=3), [0], None)
+def test_what_cannot_be_traced_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank of the first stage answers, the next one's process ends with a traceback."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho '{}'\necho 'ValueError: 32 heads, TP 3' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(command.sys, "executable", str(program))
+    with pytest.raises(UserError, match="stage 1 cannot be traced: ValueError: 32 heads, TP 3"):
+        command.trace_stages(question("llama3_tiny", TINY, 128), TINY, [0, 1], None)

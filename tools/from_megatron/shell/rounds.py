@@ -33,6 +33,8 @@ class Rounds:
         self.text, self.starts_megatron, self.given = text, starts_megatron, given
         self.path = None if path is None else path.resolve()
         self.marks, self.count, self.endless = Marks(), 0, 0
+        self.known: list[tuple[Assumed, Reading | None]] = []
+        """What has been read, and what it showed: rounds come back to the same assumptions."""
         self.not_set: dict[str, Unknown] = {}
         """Variables and arguments that nothing sets."""
         self.other_starts: list[OtherAnswer] = []
@@ -60,7 +62,15 @@ class Rounds:
             self.assumed = replace(self.assumed, functions=functions | called)
 
     def read_otherwise(self, assumed: Assumed) -> Reading | None:
-        """As ``read``; None where it starts nothing so, and where enough has been read."""
+        """As ``read``, or what it has shown before; None where it cannot be read so, and where enough has been read."""
+        for before, reading in self.known:
+            if before == assumed:
+                return reading
+        reading = self._read_or_none(assumed)
+        self.known.append((assumed, reading))
+        return reading
+
+    def _read_or_none(self, assumed: Assumed) -> Reading | None:
         if self.count > MOST_READINGS or self.endless > MOST_ENDLESS:
             return None
         try:
@@ -119,6 +129,7 @@ class Rounds:
 
     def explained(self, run: Reading) -> tuple[list[Launch], list[OtherAnswer]]:
         """What it starts, with what is open in it; and the guesses that matter."""
+        self.known.append((self.assumed, run))
         base, answers = run.launches[0], [*self.other_starts]
         marked = [of_value(name, each, mark := self.marks.mark(each), mark) for name, each in self.not_set.items()]
         differ = self._differing(self.assumed, marked, lambda started, empty: parts(started, empty) == parts(base), "")
