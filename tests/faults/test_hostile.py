@@ -1,4 +1,4 @@
-"""The hostile campaign: 10 of its cases, of 10 targets, and a surrounding; and its judge, which must be able to fail."""
+"""The hostile campaign: 10 cases of 10 targets and a surrounding; and its judge, which must be able to fail."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,13 +1,11 @@
 """The file by which a batch script tells bad input from what Python itself means with exit code 2."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.submission import REPO
+from programs import Program
 from training.watchdog.exit_code_file import EXIT_CODE_FILE, exit_code_file
 
 QUIET_RANK = {
@@ -34,19 +32,17 @@ QUIET_RANK = {
 def test_every_mistake_leaves_the_file(tmp_path: Path, arguments: tuple[str, ...], variables: dict[str, str]) -> None:
     code_file = tmp_path / "exit_code"
     code_file.touch()
-    environ = {**os.environ, **variables, EXIT_CODE_FILE: str(code_file)}
-    command = [sys.executable, "pretrain_gpt.py", *arguments, "--run_dir", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=REPO, env=environ, capture_output=True, text=True, check=False)
-    assert (done.returncode, code_file.read_text()) == (2, "2\n"), done.stderr
+    flags = [*arguments, "--run_dir", str(tmp_path / "run")]
+    program = Program(flags, tmp_path / "said", {**variables, EXIT_CODE_FILE: str(code_file)})
+    _, said = program.communicate()
+    assert (program.returncode, code_file.read_text()) == (2, "2\n"), said
 
 
 def test_what_is_no_mistake_leaves_none(tmp_path: Path) -> None:
     code_file = tmp_path / "exit_code"
-    command = [sys.executable, "pretrain_gpt.py", "--help"]
-    subprocess.run(
-        command, cwd=REPO, env={**os.environ, EXIT_CODE_FILE: str(code_file)}, capture_output=True, check=True
-    )
-    assert not code_file.exists()
+    program = Program(["--help"], tmp_path / "said", {EXIT_CODE_FILE: str(code_file)})
+    program.communicate()
+    assert program.returncode == 0 and not code_file.exists()
 
 
 def test_a_rank_takes_nothing_away_from_the_file_of_another(tmp_path: Path) -> None:

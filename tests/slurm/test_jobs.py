@@ -1,6 +1,8 @@
 """A row of the campaign ``jobs``, through the code that plays all of them: a real run under a real SLURM, killed.
 
-The other rows are played by ``make faults``. Nothing is timed here.
+All rows are played by ``make faults``; this one is a campaign of the suite's, too. What is within it, each run of the
+suite tries by itself: jobs that start again under SLURM (test_requeue.py), real ranks there (test_calibrate_sbatch.py),
+and a killed run that ends with the same bits (tests/tools/test_supervise_runs.py).
 """
 
 from pathlib import Path
@@ -18,6 +20,7 @@ SAMPLE = "transient: kill -9 of rank 1|step 6"
 
 
 @pytest.mark.slurm
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 def test_a_killed_rank_costs_nothing(
     cluster: PrivateCluster, tmp_path: Path, cache_dir: Path, prepared: Prepared

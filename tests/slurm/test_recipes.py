@@ -13,7 +13,7 @@ from training.config.recipe import load
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "slurm/recipes"
 PLANNED = sorted(path.stem for path in FOLDER.glob("*.toml") if "Planned, not run." in path.read_text())
-SHORT = {"llama32_1b_8gpus", "llama3_8b", "qwen3_8b", "nemotron_h_8b"}
+SHORT = {"llama32_1b_8gpus", "nemotron_h_8b"}
 
 
 def head(name: str) -> tuple[int, str]:

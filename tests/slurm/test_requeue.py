@@ -73,35 +73,17 @@ def scenario_scancel_stays_cancelled_with_nothing_left(cluster: PrivateCluster, 
     assert not (tmp_path / "run/attempts.jsonl").exists(), "what SLURM ends is not our attempt"
 
 
-def scenario_near_time_limit_the_job_saves_and_starts_again(cluster: PrivateCluster, tmp_path: Path) -> None:
-    """--signal=B:USR2@600 needs a time limit of minutes: the same signal comes from scancel here."""
-    job = submit(cluster, checkout(tmp_path, TRAINER))
-    cluster.until(job, lambda: cluster.output(job).count("is up in start 1") == 4)
-    cluster.run("scancel", "--batch", "--signal=USR2", str(job))
-    ended = cluster.wait(job)
-    assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), ended.output
-    assert ended.output.count("heard SIGUSR2") == 4 and ended.output.count("is up in start 2") == 4
-
-
 def scenario_bad_input_of_a_rank_of_srun_is_never_retried(cluster: PrivateCluster, tmp_path: Path) -> None:
-    bad_input(cluster, tmp_path, "srun")
-
-
-def scenario_bad_input_of_a_rank_of_torchrun_is_never_retried(cluster: PrivateCluster, tmp_path: Path) -> None:
-    bad_input(cluster, tmp_path, "torchrun")
-
-
-def bad_input(cluster: PrivateCluster, tmp_path: Path, launcher: str) -> None:
-    """Of one rank: its code is hidden by torchrun, and under srun by the end of the others."""
+    """Of one rank: its code is hidden by the end of the others; by torchrun in tests/tools/test_supervise_runs.py."""
     program = """
 import os, sys, time
 from training.watchdog.exit_code_file import exit_code_file
 with exit_code_file(os.environ):
-    if os.environ.get("RANK", os.environ["SLURM_PROCID"]) == "3":
+    if os.environ["SLURM_PROCID"] == "3":
         sys.exit(2)
     time.sleep(600)
 """
-    job = run_job(cluster, checkout(tmp_path, program), LAUNCHER=launcher)
+    job = run_job(cluster, checkout(tmp_path, program))
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 2, 0), job.output
     assert "bad input" in job.output
 
@@ -145,7 +127,8 @@ def scenario_program_that_cannot_be_opened_is_no_bad_input(cluster: PrivateClust
 
 
 def scenario_request_just_after_the_start_of_srun_is_heard(cluster: PrivateCluster, tmp_path: Path) -> None:
-    """USR2 between two commands of the batch shell: srun has begun, and the shell has not yet noted whom to tell."""
+    """USR2, as near a time limit, between two commands of the batch shell: srun has begun, and it is not yet noted whom
+    to tell."""
     folder = checkout(tmp_path, TRAINER)
     before = "trap '[[ $BASH_COMMAND != running=\\$1* ]] || kill -USR2 $$' DEBUG"
     (folder / "site.env").write_text(f'[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] && set -T && {before}\n')

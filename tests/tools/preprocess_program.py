@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from programs import Program
 from training.watchdog.process import lives
 from waiting import until
 
@@ -38,8 +40,14 @@ def results(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def process(*arguments: object, **more: object) -> subprocess.Popen:
-    """The program, started."""
+def process(*arguments: object) -> Program:
+    """The program, started, in a process of its own."""
+    said = Path(tempfile.mkdtemp()) / "said"
+    return Program([str(one) for one in arguments], said, module="tools.preprocess")
+
+
+def interpreter(*arguments: object, **more: object) -> subprocess.Popen:
+    """The program, started in an interpreter of its own."""
     command = [sys.executable, "-m", "tools.preprocess", *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
 

@@ -1,6 +1,6 @@
 """Logits are compared with transformers' own before anything is converted; what was compared and differs does not stay.
 
-The comparisons are subprocesses, some seconds each: few tests run them.
+The comparisons are subprocesses, some seconds each: one test runs them, and test_convert_transformers has the others.
 """
 
 import dataclasses
@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.families import TINY, base
-from models.hf import tables
-from models.hf.row_layouts import stacked
+from models.families import TINY
 from models.hf.shapes import read_shape
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
@@ -24,11 +22,6 @@ from tools.convert.importing import import_folder
 from tools.shared import resumable
 from tools.shared.hf_folder.source import HfFolder, architecture
 
-SWAPPED = {
-    **base.ATTENTION,
-    **base.MLP,
-    "mlp.linear_fc1.weight": stacked("mlp.up_proj.weight", "mlp.gate_proj.weight"),
-}
 SETTINGS: dict[str, Any] = {"dtype": None, "workers": 1}
 MIXED = dataclasses.replace(
     TINY["qwen3_moe_tiny"], moe_layer_freq="[0,0,1,0]", num_moe_experts=8, vocab_size=2000, ffn_hidden_size=96
@@ -44,18 +37,6 @@ def test_one_block_of_each_kind_is_compared_by_default(tmp_path: Path, capsys: p
     assert ", of blocks 0 and 2, 4 experts. " in said
     assert [path.name for path in tmp_path.glob("checkpoint*")] == ["checkpoint"]
     assert not list((tmp_path / "checkpoint").glob("logits*"))
-
-
-def test_rows_in_another_order_are_found_and_nothing_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A table with gate and up exchanged: every shape is right, and every byte is somewhere."""
-    write_folder(tmp_path / "hf", TINY["llama2_tiny"])
-    monkeypatch.setitem(tables.TABLES, "llama", tables.Table(base.LLAMA_WHOLE, base.ATTENTION | SWAPPED))
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
-    said = capsys.readouterr().err
-    assert f"{tmp_path / 'hf'}: block 0: logits differ by up to " in said
-    assert not list(tmp_path.glob("checkpoint*"))
 
 
 def test_without_transformers_a_note_says_so(

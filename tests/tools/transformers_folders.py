@@ -57,13 +57,18 @@ def save_model(folder: Path, name: str, **more: Any) -> None:
     """One of MODELS, random, by ``save_pretrained``, and a tokenizer of bytes beside it."""
     import torch
     import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     transformers.logging.disable_progress_bar()
     torch.manual_seed(1)
-    config = CONFIG_MAPPING[name.split()[0]](**{**SMALL, **MODELS[name], **more})
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(configured(name, **more)).save_pretrained(folder)
     save_tokenizer(folder)
+
+
+def configured(name: str, **more: Any) -> Any:
+    """The configuration of one of MODELS."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[name.split()[0]](**{**SMALL, **MODELS[name], **more})
 
 
 def save_tokenizer(folder: Path) -> None:

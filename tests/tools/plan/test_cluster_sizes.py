@@ -59,7 +59,7 @@ def test_gpus_come_in_whole_nodes() -> None:
 def test_the_leanest_layouts_tell_whether_any_fits() -> None:
     """Asked of them alone, thousands of numbers of GPUs are looked at in a second; here all layouts are asked."""
     chosen, answers = random.Random(3), []
-    for _ in range(40):
+    for _ in range(16):
         model, seq = chosen.choice([("llama3_70b", 8192), ("mixtral_8x7b", 4096), ("gpt3_175b", 2048)])
         axes: dict[str, list[int | str]] = {
             "tp": [1, 2, 8], "pp": [1, 4, 6], "mbs": [1, 2], "recompute": ["none", "full"], "vpp": [1, 2],
@@ -70,7 +70,7 @@ def test_the_leanest_layouts_tell_whether_any_fits() -> None:
         asked = question(model, cluster, gpus, chosen.choice([64, 120]), seq, **fixed)
         answers.append(any(plan.fits for plan in price(asked, candidates(asked))))
         assert fits(asked) == answers[-1], asked
-    assert 10 < sum(answers) < 30
+    assert 4 < sum(answers) < 12
 
 
 def test_the_smallest_cluster_is_not_a_power_of_two(capsys: pytest.CaptureFixture[str]) -> None:

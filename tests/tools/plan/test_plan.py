@@ -154,22 +154,10 @@ def test_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
     memory = printed(capsys, "size", *ASKED, "--show", "memory")
     assert "ZeRO-3" in memory and "checkpoint: 112 GB" in memory
-    smallest = printed(
-        capsys,
-        "size",
-        "--model",
-        "llama3_8b",
-        "--cluster",
-        "h100_ib",
-        "--num_gpus",
-        "64",
-        "--global_batch_size",
-        "64",
-        "--show",
-        "smallest",
-    )
+    few = "--zero 1 --mbs 1 --vpp 1".split()
+    smallest = printed(capsys, "size", *ASKED, "--global_batch_size", "64", *few, "--show", "smallest")
     assert "h100_ib" in smallest and "gb200" in smallest
-    sizing = printed(capsys, "size", *ASKED, "--show", "clusters")
+    sizing = printed(capsys, "size", *ASKED, *few, "--show", "clusters")
     assert "M tokens per USD" in sizing and "a100_ib" in sizing
 
 

@@ -18,7 +18,7 @@ from doctor_nodes import can_mount, left_out
 from tests.tools.preprocess_program import ROOT, process, wait_for_end
 from tools.preprocess import worker_pool
 
-BLANK = b"\n" * (48 << 20)
+BLANK = b"\n" * (32 << 20)
 GOOD = b'{"text": "gut"}\n'
 FLAGS = ("--tokenizer", "byte", "--workers", 2, "--max_expansion", 1e6, "--no_check_space", "--unit_mb", 0.1)
 
@@ -92,7 +92,7 @@ def test_workers_that_are_at_work_end_with_a_killed_parent(slow, tmp_path):
             worker.suspend()
         before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
         started.kill()
-        started.wait()  # not for its pipes, which workers have too
+        started.communicate()
         wait_for_end(workers)
     finally:
         for worker in psutil.wait_procs(workers, timeout=0)[1]:

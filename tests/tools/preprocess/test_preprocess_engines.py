@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests.tools.preprocess_program import process
+from tests.tools.preprocess_program import interpreter, process
 from tools.preprocess.__main__ import main
 
 
@@ -61,7 +61,7 @@ def test_what_gigatoken_began_only_gigatoken_continues(command, tmp_path, capsys
 
 def test_a_node_without_the_engine_says_what_it_lacks(command, without_tiktoken, tmp_path, capsys):
     assert run(*command, "--part", "0/2") == 0
-    lacking = process(*command, "--part", "1/2", env=without_tiktoken)
+    lacking = interpreter(*command, "--part", "1/2", env=without_tiktoken)
     err = lacking.communicate()[1]
     assert lacking.returncode == 2, err
     assert f"--output {tmp_path / 'x'}: its shards are made by engine tiktoken; expected the same here" in err
@@ -72,7 +72,7 @@ def test_a_node_without_the_engine_says_what_it_lacks(command, without_tiktoken,
 
 
 def test_what_began_without_tiktoken_goes_on_without_it_where_there_is_one(command, without_tiktoken, capsys):
-    begun = process(*command, "--part", "0/2", env=without_tiktoken)
+    begun = interpreter(*command, "--part", "0/2", env=without_tiktoken)
     err = begun.communicate()[1]
     assert begun.returncode == 0, err
     assert run(*command, "--part", "1/2") == 0

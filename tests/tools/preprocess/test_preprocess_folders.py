@@ -34,9 +34,8 @@ def shards_in(folder):
     return {path.name: path.read_bytes() for path in folder.glob("out[-_]*")}
 
 
-@pytest.mark.parametrize("flags", [(), ("--merge",)])
-@pytest.mark.parametrize("named", ["{}", "{}/*.json", "{}/**/*"])
-def test_an_output_within_the_inputs_is_continued_after_kill_9_and_is_no_input(tmp_path, flags, named):
+@pytest.mark.parametrize("named, flags", [("{}", ("--merge",)), ("{}/*.json", ()), ("{}/**/*", ())])
+def test_an_output_within_the_inputs_is_continued_after_kill_9_and_is_no_input(tmp_path, named, flags):
     corpus = corpus_in(tmp_path / "corpus", "a.json", 400)
     corpus_in(corpus / "b", "c.json", 400)
     given = (named.format(corpus), "--tokenizer", "byte", "--unit_mb", 0.01, "--workers", 2, *flags)
