@@ -258,36 +258,41 @@ def test_a_tokenizer_json_must_say_what_ends_a_document(tokenizer_json, tmp_path
 
 @pytest.fixture(scope="session")
 def models(lines, tmp_path_factory):
-    """SentencePiece models, as trained here and with blanks collapsed and one put before; of pairs, and a unigram's."""
+    """SentencePiece models of pairs, as trained here and with blanks collapsed and one put before; and a unigram's."""
     import io
 
     import sentencepiece
 
     found = []
-    for kind in ("bpe", "unigram"):
-        for options in ({"normalization_rule_name": "identity", "add_dummy_prefix": False,
-                         "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True}, {}):  # fmt: skip
-            model = io.BytesIO()
-            words = (json.loads(line)["text"] for line in lines.open())
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(line for text in words for line in text.splitlines() if line), model_writer=model,
-                vocab_size=800, model_type=kind, byte_fallback=True, minloglevel=2, **options,
-            )  # fmt: skip
-            path = tmp_path_factory.mktemp("models") / f"{kind}.model"
-            path.write_bytes(model.getvalue())
-            found.append(open_tokenizer(path, None))
+    ours = {"normalization_rule_name": "identity", "add_dummy_prefix": False, "remove_extra_whitespaces": False,
+            "allow_whitespace_only_pieces": True}  # fmt: skip
+    for kind, options in (("bpe", ours), ("bpe", {}), ("unigram", {})):
+        model = io.BytesIO()
+        words = (json.loads(line)["text"] for line in lines.open())
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(line for text in words for line in text.splitlines() if line), model_writer=model,
+            vocab_size=800, model_type=kind, byte_fallback=True, minloglevel=2, **options,
+        )  # fmt: skip
+        path = tmp_path_factory.mktemp("models") / f"{kind}.model"
+        path.write_bytes(model.getvalue())
+        found.append(open_tokenizer(path, None))
     return found
+
+
+@pytest.fixture(scope="module")
+def words_engines(models):
+    """Of the models of pairs: the engine that is chosen, and what it must be equal to."""
+    return [(engines.choose(each, "auto", False, [], silent), engines.reference(each)) for each in models[:2]]
 
 
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.text(st.sampled_from("ab ,.\t\n\u2581\u00a0\u3000eé你ﬁ\u0301İ👋def=") | st.characters(codec="utf-8")))
 )
-def test_words_have_the_ids_that_whole_texts_have(models, texts):
-    for tokenizer in models[:2]:
-        engine = engines.choose(tokenizer, "auto", False, [], silent)
+def test_words_have_the_ids_that_whole_texts_have(words_engines, texts):
+    for engine, reference in words_engines:
         assert isinstance(engine, WordsEngine)
-        assert engines.differs(engine, engines.reference(tokenizer), [*texts, "  ".join(texts)]) is None
+        assert engines.differs(engine, reference, [*texts, "  ".join(texts)]) is None
 
 
 def test_words_on_real_texts(models, texts):
