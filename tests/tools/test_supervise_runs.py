@@ -18,7 +18,7 @@ from data.prepared import Prepared
 from training.metrics.jsonl import read_jsonl
 
 PLAIN = ("--log.tensorboard", "False", "--log.report", "False")
-FLAGS = ("--train.train_iters", "16", "--checkpoint.save_interval", "4", "--train.eval_interval", "None",
+FLAGS = ("--train.train_iters", "12", "--checkpoint.save_interval", "4", "--train.eval_interval", "None",
          "--log.log_interval", "1", "--train.generate_tokens", "0", "--train.micro_batch_size", "2",
          "--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True")  # fmt: skip
 Start = Callable[..., subprocess.Popen[str]]
@@ -63,13 +63,25 @@ def check_unchanged(run_dir: Path, prepared: Prepared, tmp_path: Path) -> None:
     straight = runs.train(prepared, runs.configuration(tmp_path / "straight", *FLAGS), 2)
     by_iteration = {line["iteration"]: line["loss"] for line in read_jsonl(run_dir / "metrics.jsonl") if "loss" in line}
     assert [by_iteration[iteration] for iteration in sorted(by_iteration)] == runs.losses(straight)
-    assert len(by_iteration) == 16
+    assert len(by_iteration) == 12
     records = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
     assert [record["again"] for record in records] == sorted((record["again"] for record in records), reverse=True)
     assert records[0]["exit_code"] != 0
     assert records[-1]["done"]
 
 
+def test_one_host(start: Start, prepared: Prepared, tmp_path: Path) -> None:
+    """As docs/without_slurm.md has it: pretrain_gpt.py starts the ranks itself."""
+    supervisor = start(sys.executable, flags=("--nproc", "2"))
+    there = kill_a_rank_behind_a_checkpoint(supervisor, tmp_path / "run")
+    _, said = supervisor.communicate(timeout=400)
+    assert supervisor.returncode == 0, said
+    assert "supervise: done with a checkpoint of iteration 12" in said
+    assert not any(process.is_running() for process in there)
+    check_unchanged(tmp_path / "run", prepared, tmp_path)
+
+
+@pytest.mark.campaign
 def test_two_hosts_by_plain_torchrun(start: Start, prepared: Prepared, tmp_path: Path) -> None:
     """docs/without_slurm.md: a loop and a torchrun on each host, here two on one."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -83,7 +95,7 @@ def test_two_hosts_by_plain_torchrun(start: Start, prepared: Prepared, tmp_path:
     for host in hosts:
         _, said = host.communicate(timeout=400)
         assert host.returncode == 0, said
-        assert "supervise: done with a checkpoint of iteration 16" in said
+        assert "supervise: done with a checkpoint of iteration 12" in said
     assert not any(process.is_running() for process in there)
     check_unchanged(tmp_path / "run", prepared, tmp_path)
 

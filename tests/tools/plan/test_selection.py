@@ -66,7 +66,7 @@ def test_complexity_grows_with_the_sizes(
 
 
 def test_every_way_of_asking_gets_the_same_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = question("llama3_8b", gpus=64, batch=256, seq=8192, zero=1)
+    asked = question("llama3_8b", gpus=64, batch=256, seq=8192, zero=1, mbs=1)
     own = best(asked)
     assert own is not None and own == fitting(asked, candidates(asked))[0]
     runnable = [plan for plan in price(asked, candidates(asked), keep=100) if plan.fits]
@@ -74,7 +74,7 @@ def test_every_way_of_asking_gets_the_same_layout(capsys: pytest.CaptureFixture[
     close = [plan for plan in runnable if plan.step_s <= fastest.step_s * (1 + CLOSE)]
     assert len(close) > 1 and own.layout == min(close, key=lambda plan: (complexity(plan), plan.step_s)).layout
     flags = "--model llama3_8b --num_gpus 64 --global_batch_size 256 --seq_length 8192".split()
-    flags += ["--zero", "1"]
+    flags += "--zero 1 --mbs 1".split()
     sized = printed(capsys, "size", *flags, "--show", "clusters").splitlines()
     sizing = next(line for line in sized if " h100_ib " in line)
     assert sizing.endswith(str(own.layout))
