@@ -1,5 +1,6 @@
 """Start a run: find out who starts the ranks, check the configuration, take the run's folder, and train."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -133,6 +134,9 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
         verdict = partial(verdict_file.read, start_dir)
         return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ, reported=lambda: bool(verdict()))
     else:
+        from training.memory.killed import HostMemory, explained  # imports numpy
+
+        before = HostMemory.now()
         with no_sudden_end():
             run = prepared_run(start)
 
@@ -145,6 +149,20 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
         failure = RankMonitor(folder=start_dir, identity=me, host=launch.node_name(os.environ), launches=True).settle(
             failure
         )
+        if failure is not None:
+            predicted = _predicted_bytes(config, nproc)
+            failure = explained(failure, verdict_file.read(start_dir), before, nproc, predicted)
     if failure is not None:
         failures.report(failure, start.run_dir / "logs", me.world_size)
     return code
+
+
+def _predicted_bytes(config: RunConfig, nproc: int) -> float:
+    """Of CPU ranks together; 0 where it is not known."""
+    from models.resolve import resolve
+    from training.cli.dry_run import vocabulary_size
+    from training.memory.planned import bytes_on_cpus
+
+    with contextlib.suppress(UserError):
+        return bytes_on_cpus(config, nproc, resolve(config.model, vocabulary_size(config)))
+    return 0.0

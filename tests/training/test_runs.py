@@ -270,6 +270,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_running(cache_dir: Path, 
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGKILL
     assert errors.count("killed by SIGKILL") == 1
+    assert "Mostly such a signal is the kernel's OOM killer's" in errors and "2 ranks are predicted to hold" in errors
     assert "rank 1 of 2" in errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 

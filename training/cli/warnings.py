@@ -13,13 +13,14 @@ from models.costs.predict import Predicted, fullest
 from models.costs.stage_parameters import checkpoint_bytes
 from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
+from program import host_memory
 from training.config.checkpoint_config import CheckpointConfig
 from training.config.log_config import LogConfig
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.config.schedules import learning_schedule
 from training.config.train_config import TrainConfig
-from training.memory.planned import as_case, planned_modules
+from training.memory.planned import as_case, bytes_on_cpus, planned_modules, too_little
 
 GPUS_PER_NODE = 8
 H100_BYTES = 80e9
@@ -34,7 +35,9 @@ def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     """What an experienced operator would object to; of small models and CPU runs, idle stages and vain fields."""
     size = num_parameters(shape)
     found = [*_pipeline(config.train, layout), *_schedule(config), *_without_effect(config), *_exposed(config.log)]
-    if config.device == "cpu" or size < SMALL:
+    if config.device == "cpu":
+        return [*found, *_host_memory(config, shape, layout)]
+    if size < SMALL:
         return found
     found += [*_data(config), *_precision(config), *_tensor_parallel(config, layout), *_batch(config, layout)]
     found += _experts(config, shape, layout)
@@ -56,6 +59,15 @@ def _pipeline(train: TrainConfig, layout: Layout) -> Iterator[str]:
             f"{share / (1 + share):.0%} of the time. Raise train.global_batch_size, or lower "
             "parallel.pipeline_model_parallel_size or DP."
         )
+
+
+def _host_memory(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:
+    """Of ranks that this machine would start."""
+    if config.world_size not in (None, config.nproc):
+        return
+    needed, there = bytes_on_cpus(config, layout.world_size, shape), host_memory.total_bytes()
+    if needed > there:
+        yield too_little("this machine", needed, there)
 
 
 def _data(config: RunConfig) -> Iterator[str]:

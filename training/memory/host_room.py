@@ -1,4 +1,4 @@
-"""Whether each node's memory has room for what its ranks offload to it."""
+"""Whether each node's memory has room for what its ranks offload to it, and for CPU ranks as a whole."""
 
 import os
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from program.errors import SharedMistake
 from training.checkpoint.agreement import gathered
 from training.config.run_config import RunConfig
 from training.memory.measured import own_case
+from training.memory.planned import too_little
 
 
 class RankShare(NamedTuple):
@@ -19,19 +20,25 @@ class RankShare(NamedTuple):
 
     node: str
     offloaded: float
-    """Bytes, predicted."""
+    """Bytes, predicted; of a CPU rank all that it holds."""
     total: float
-    """Of its node's memory, or of the control group that it runs in."""
+    """Of its node's memory, or of the control group that it runs in; for a CPU rank, what of it is available."""
 
 
 def check_host_room(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
-    """Before anything is built; one collective where something is offloaded. Warns where it is more than is safe.
+    """Before anything is built; one collective on CPUs, and where something is offloaded. Warns where it is more than
+    is safe.
 
-    Raises SharedMistake where a node has less memory than its ranks' tensors take, without anything else.
+    Raises SharedMistake where a node has less memory than what its ranks offload takes, without anything else.
     """
-    if ranks.device.type == "cpu" or not offloads(config):
+    if ranks.device.type != "cpu" and not offloads(config):
         return
     own = of_stage(own_case(config, shape, ranks), shape, ranks.at.pp)
+    if ranks.device.type == "cpu":
+        share = RankShare(node_name(os.environ), own.tensors, host_memory.available_bytes())
+        if found := lacking(gathered([share], ranks), 1.0):
+            ranks.say(f"warning: {too_little(*found)}")
+        return
     share = RankShare(node_name(os.environ), own.host, host_memory.total_bytes())
     if found := lacking(gathered([share], ranks)):
         node, needed, total = found
@@ -55,12 +62,12 @@ def offloads(config: RunConfig) -> list[str]:
     return found + (["train.offload_modules"] if config.train.offload_modules else [])
 
 
-def lacking(shares: list[RankShare]) -> RankShare | None:
+def lacking(shares: list[RankShare], safe: float = SAFE_HOST_SHARE) -> RankShare | None:
     """The node with the least room of those with less than is safe: its name, all its ranks' bytes, its memory."""
     sums: dict[str, RankShare] = {}
     for share in shares:
         so_far = sums.get(share.node, share._replace(offloaded=0.0))
         total = min(so_far.total, share.total)
         sums[share.node] = RankShare(share.node, so_far.offloaded + share.offloaded, total)
-    short = [each for each in sums.values() if each.offloaded > SAFE_HOST_SHARE * each.total]
+    short = [each for each in sums.values() if each.offloaded > safe * each.total]
     return max(short, key=lambda each: each.offloaded / each.total, default=None)

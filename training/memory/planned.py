@@ -6,6 +6,7 @@ from typing import Any
 
 from models.costs.candidate import ZERO, Candidate, Recompute
 from models.costs.cases import MemoryCase
+from models.costs.predict import of_stages, size
 from models.costs.program import OURS, Software, encoded, sharded
 from models.costs.sizes import sizes
 from models.kernels import fusions_on
@@ -42,6 +43,22 @@ def as_case(config: RunConfig, world_size: int, shape: GPTShape, modules: Module
         model=sizes(shape, config.model.seq_length),
         layout=candidate(config, world_size, shape.num_layers),
         software=program(config, shape, modules),
+    )
+
+
+def bytes_on_cpus(config: RunConfig, world_size: int, shape: GPTShape) -> float:
+    """All ranks together at the peak of a step, without processes and libraries."""
+    case = as_case(config, world_size, shape, Modules(cuda=False, transformer_engine=False))
+    stages = config.parallel.pipeline_model_parallel_size
+    return sum(stage.tensors for stage in of_stages(case, shape, range(stages))) * world_size / stages
+
+
+def too_little(node: str, needed: float, available: float) -> str:
+    """On a node without GPUs."""
+    return (
+        f"{node} has {size(available)} of memory, and its ranks are predicted to hold {size(needed)} at the peak of a "
+        "step, with processes and libraries on top: the kernel's OOM killer may end them (SIGKILL). Take a smaller "
+        "model, micro batch or sequence, or a machine with more memory."
     )
 
 

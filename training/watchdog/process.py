@@ -98,3 +98,11 @@ def memory_kills() -> int:
         text = read_text(Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events")
         return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
     return 0
+
+
+def host_memory_kills() -> int:
+    """The same of all processes of the host, or of what a container takes for it; 0 where unknown."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = read_text(Path("/proc/vmstat")).splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0

@@ -252,5 +252,5 @@ def test_what_the_built_in_tokenizer_means_for_the_vocabulary(flags: str, words:
 def test_small_models_and_cpu_runs_are_left_alone() -> None:
     assert "warning" not in plan(DEBUG, "--dry_run", "--device", "auto", "--precision.dtype", "fp32")
     assert "warning" not in plan(
-        "--dry_run", "--device", "cpu", "--model.shape", "llama3_8b", "--data.tokenizer", "byte"
+        "--dry_run", "--device", "cpu", "--model.shape", "llama3_8b", "--data.tokenizer", "byte", "--world_size", "1"
     )
