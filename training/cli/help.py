@@ -30,7 +30,9 @@ RARE = {
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style weight_decay_incr_samples "
     "lr_warmup_samples lr_warmup_fraction lr_warmup_init lr_decay_samples lr_wsd_decay_iters lr_wsd_decay_samples "
     "lr_wsd_decay_style optimizer use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_params_dtype "
-    "optimizer_cpu_offload optimizer_offload_fraction",
+    "optimizer_cpu_offload optimizer_offload_fraction muon_momentum muon_nesterov muon_num_ns_steps "
+    "muon_coefficient_type muon_scale_mode muon_extra_scale_factor muon_split_qkv muon_split_fused "
+    "muon_fp32_matmul_prec",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
     "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile "
     "offload_modules",
