@@ -24,9 +24,9 @@ demo: setup
 test: setup .te/.ready
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
-# With the campaigns: every family, every layout; hours.
+# With every campaign: layouts, families, GPU code, the oracle, faults, a soak; hours. docs/benchmarks/test_all.json says what came of it.
 test-all: setup .te/.ready te-extension
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --campaign
+	$(PYTHON) -m tests.campaigns --workers $(WORKERS)
 
 # A part of the suite with the oldest and the newest torch of pyproject.toml's range; about 6 GB each, the first time.
 versions: setup .te/.ready .venv-oldest/.ready .venv-newest/.ready

@@ -5,42 +5,43 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_path.emulator import Emulation, Order, run
+from tests.gpu_path.trainings import WarmDevice
 
 CHECKS = Path(__file__).parent / "checks"
 
 
 @pytest.mark.parametrize("order", ["eager", "late"])
-def test_operators_compute_what_the_cpus_do(order: Order) -> None:
-    found = run([str(CHECKS / "operators.py")], Emulation(order=order))
+def test_operators_compute_what_the_cpus_do(device: WarmDevice, order: Order) -> None:
+    found = device.check("operators", emulation=Emulation(order=order))
     assert found.returncode == 0, found.stderr
     assert "computes nothing" not in found.stderr
 
 
 @pytest.mark.parametrize("order", ["random", "late"])
-def test_collectives_compute_what_nccl_says(order: Order) -> None:
-    found = run([str(CHECKS / "collectives.py")], Emulation(order=order), ranks=3)
+def test_collectives_compute_what_nccl_says(device: WarmDevice, order: Order) -> None:
+    found = device.check("collectives", emulation=Emulation(order=order), ranks=3)
     assert found.returncode == 0, found.stderr
 
 
-def test_collectives_that_do_not_match_are_named() -> None:
-    found = run([str(CHECKS / "mismatch.py")], ranks=2)
+def test_collectives_that_do_not_match_are_named(device: WarmDevice) -> None:
+    found = device.check("mismatch", ranks=2)
     assert found.returncode != 0
     assert "NCCL mismatch" in found.stderr and "count 5" in found.stderr, found.stderr
 
 
-def test_late_order_shows_a_missing_wait() -> None:
+def test_late_order_shows_a_missing_wait(device: WarmDevice) -> None:
     """And eager order hides it, which is why each training runs in both."""
     patient = {"EMULATED_CUDA_LULL_MS": "60000"}  # a busy machine takes seconds to import what a meta kernel needs
-    late = run([str(CHECKS / "order.py")], Emulation(order="late", settings=patient))
+    late = device.check("order", emulation=Emulation(order="late", settings=patient))
     assert (late.returncode, late.stdout) == (0, "unwaited 1.0, waited 101.0\n"), late.stderr
-    eager = run([str(CHECKS / "order.py")])
+    eager = device.check("order")
     assert (eager.returncode, eager.stdout) == (0, "unwaited 101.0, waited 101.0\n"), eager.stderr
 
 
 @pytest.mark.parametrize("order", ["eager", "late"])
-def test_graphs_compute_what_their_calls_do(order: Order) -> None:
+def test_graphs_compute_what_their_calls_do(device: WarmDevice, order: Order) -> None:
     """Of torch.cuda.graph: with random numbers, and on forked streams. A capture refuses what a card's refuses."""
-    found = run([str(CHECKS / "graphs.py")], Emulation(order=order))
+    found = device.check("graphs", emulation=Emulation(order=order))
     assert found.returncode == 0, found.stderr
     capturing, pageable = "operation not permitted when stream is capturing", "Cannot copy between CPU and CUDA tensors"
     assert found.stdout.splitlines() == [
@@ -54,20 +55,20 @@ def test_graphs_compute_what_their_calls_do(order: Order) -> None:
     ]
 
 
-def test_a_capture_finds_a_stream_that_is_not_joined() -> None:
-    found = run([str(CHECKS / "graphs.py"), "unjoined"])
+def test_a_capture_finds_a_stream_that_is_not_joined(device: WarmDevice) -> None:
+    found = device.check("graphs", "unjoined")
     assert found.returncode != 0 and "capturing stream has unjoined work" in found.stderr, found.stderr
 
 
-@pytest.mark.parametrize("check", ["pinned.py", "reader.py"])
-def test_the_hosts_memory_and_threads_leave_nothing_behind(check: str) -> None:
+@pytest.mark.parametrize("check", ["pinned", "reader"])
+def test_the_hosts_memory_and_threads_leave_nothing_behind(device: WarmDevice, check: str) -> None:
     """A registration, an error that is read later, a context on another rank's device."""
-    found = run([str(CHECKS / check)])
+    found = device.check(check)
     assert found.returncode == 0, found.stderr
 
 
-def test_options_reach_nccl() -> None:
-    found = run(["-m", "tests.gpu_path.checks.nccl_options"], ranks=2)
+def test_options_reach_nccl(device: WarmDevice) -> None:
+    found = device.check("nccl_options", ranks=2)
     sharp = {"default_pg": "unset", "DATA_PARALLEL_GROUP_WITH_CP": "1"}
     assert (found.returncode, found.stdout) == (0, f"high priority: dp_cp tp_ep_pp\nSHARP: {sharp}\n"), found.stderr
 

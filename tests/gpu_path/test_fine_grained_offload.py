@@ -88,10 +88,10 @@ def test_memory_is_as_predicted(te_device: WarmDevice, tmp_path: Path, layout: s
 @pytest.mark.parametrize(
     "layout, shape, order",
     [
-        ("", "debug", "late"),
         ("pp2vpp2", "debug", "late"),
         *(pytest.param(*case, marks=pytest.mark.campaign)
-          for case in [("", "debug", "random"), ("tp2sp", "debug", "late"), ("dp2overlap", "debug", "late"),
+          for case in [("", "debug", "late"), ("", "debug", "random"), ("tp2sp", "debug", "late"),
+                       ("dp2overlap", "debug", "late"),
                        ("pp2", "debug", "late"), ("pp2", "debug", "random"), ("pp2vpp2", "debug", "random"),
                        ("tp2sppp2", "debug", "late"), ("dp2zero3", "debug", "late"),
                        ("", "mixtral_tiny", "late"), ("ep2", "mixtral_tiny", "late"),

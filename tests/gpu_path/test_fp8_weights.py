@@ -16,7 +16,7 @@ import pytest
 
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order
-from tests.gpu_path.test_transformer_engine import BF16, BLACKWELL, HOPPER, WIDE, WIDE_LATENT, fp8
+from tests.gpu_path.test_transformer_engine import BF16, BLACKWELL, HOPPER, SHORT, WIDE, WIDE_LATENT, fp8
 from tests.gpu_path.trainings import Training, TrainingError, WarmDevice
 
 NORM_BOUND = 2e-6
@@ -30,7 +30,7 @@ Reference = Callable[[str, str, str], Path]
 
 
 def flags_of(recipe: str, shape: str) -> tuple[str, ...]:
-    return (*BF16, *(WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE), *fp8(recipe))
+    return (*BF16, "--train.train_iters", "3", *(WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE), *fp8(recipe))
 
 
 def device_of(recipe: str, order: Order = "eager") -> Emulation:
@@ -64,7 +64,7 @@ def compare(run_dir: Path, reference: Path) -> None:
 def test_on_a_cpu_they_are_in_16_bits(on_the_cpu: Any) -> None:
     """And updated: a CPU has no fp8, and with mxfp8 Megatron would leave the gathering of weights to its own loop."""
     overlapped = ("--parallel.overlap_grad_reduce", "True", "--parallel.overlap_param_gather", "True")
-    flags = (*BF16, *WIDE, "--parallel.use_distributed_optimizer", "True", *overlapped)
+    flags = (*BF16, *SHORT, *WIDE, "--parallel.use_distributed_optimizer", "True", *overlapped)
     kept = on_the_cpu("debug", *flags, *fp8("mxfp8"), *IN_FP8)
     assert trainings.loss_difference(kept, on_the_cpu("debug", *flags)) == 0
 

@@ -13,8 +13,8 @@ import pytest
 
 from models.kernels import FUSIONS
 from tests.gpu_path import trainings
-from tests.gpu_path.emulator import Emulation, Order, run
-from tests.gpu_path.trainings import EXTENSION, Training, TrainingError, WarmDevice
+from tests.gpu_path.emulator import Emulation, Order
+from tests.gpu_path.trainings import Training, TrainingError, WarmDevice
 
 LOSS_BOUND, WEIGHTS_BOUND, BF16_BOUND = 1e-5, 1e-4, 1e-3
 FP32, BF16 = ("--precision.dtype", "fp32"), ("--precision.dtype", "bf16")
@@ -140,22 +140,22 @@ def test_every_fusion_has_been_compared() -> None:
 
 
 def test_where_transformer_engine_is_missing_only_its_own_are_off(device: WarmDevice, tmp_path: Path) -> None:
-    printed = device.train(Training(), tmp_path, Emulation(), ())
+    printed = device.train(Training(), tmp_path, Emulation(), ("--train.train_iters", "1"))
     assert "fused kernels: activation" in printed.splitlines()
 
 
-def test_triton_kernels_compute_what_stands_for_them() -> None:
+def test_triton_kernels_compute_what_stands_for_them(te_device: WarmDevice) -> None:
     """In Triton's interpreter, which is too slow for a training."""
-    found = run(["-m", "tests.gpu_path.checks.triton_kernels"], Emulation(hooks=(EXTENSION,)))
+    found = te_device.check("triton_kernels")
     assert found.returncode == 0 and "equal" in found.stdout, found.stderr[-3000:]
 
 
 MULTICAST = "kernels.tp_comm_overlap cannot run: card or driver has no multicast. Set UB_SKIPMC=1 to use CUDA IPC"
 
 
-def test_userbuffers_are_made_before_the_model_and_forgotten_after_it() -> None:
+def test_userbuffers_are_made_before_the_model_and_forgotten_after_it(te_device: WarmDevice) -> None:
     """With fp8 one set for its layers, with bytes for what is gathered, and one for layers in bf16."""
-    found = run(["-m", "tests.gpu_path.checks.userbuffers"], Emulation(hooks=(EXTENSION,)), ranks=2)
+    found = te_device.check("userbuffers", ranks=2)
     assert found.returncode == 0, found.stderr
     assert [line for line in found.stdout.splitlines() if "[UB]" not in line] == [
         f"{MULTICAST}, or leave it out.",

@@ -10,7 +10,7 @@ from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, memory
 
 WIDE = (
     "--model.num_layers", "2", "--model.hidden_size", "512", "--model.ffn_hidden_size", "2048", "--model.seq_length",
-    "2048", "--model.num_attention_heads", "4", "--model.num_query_groups", "4", "--train.global_batch_size", "4",
+    "1024", "--model.num_attention_heads", "4", "--model.num_query_groups", "4", "--train.global_batch_size", "2",
     "--train.train_iters", "2", "--precision.dtype", "bf16",
 )  # fmt: skip
 """Tensors of a MiB or more, as they leave, in powers of two, as torch pins them."""

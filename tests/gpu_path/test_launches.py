@@ -10,9 +10,11 @@ from tools.plan.cost import launches
 from tools.plan.cost.launches import COMPILED, ENGINE, OWN, SPLIT, WHOLE, Launches, Program
 
 DENSE = "llama3_tiny"
+pytestmark = pytest.mark.campaign
+"""In the suite, golden/ pins what a step launches (test_step.py)."""
 
 
-@pytest.fixture(scope="module", params=[OWN, pytest.param(ENGINE, marks=pytest.mark.campaign)], ids=["own", "engine"])
+@pytest.fixture(scope="module", params=[OWN, ENGINE], ids=["own", "engine"])
 def program(request: pytest.FixtureRequest) -> Iterator[tuple[Program, WarmDevice]]:
     hooks = (EXTENSION,) if request.param is ENGINE else ()
     with warm_device(*hooks, JIT_FUSED) as device:
@@ -28,7 +30,6 @@ def test_a_block_and_the_head(program: tuple[Program, WarmDevice]) -> None:
     assert tuple(ends) == expected.head
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize(
     "shape, kind", [("gpt3_tiny", "plain"), ("mixtral_tiny", "experts"), ("deepseek_v3_tiny", "latent")]
 )
@@ -38,7 +39,6 @@ def test_other_blocks(program: tuple[Program, WarmDevice], shape: str, kind: str
     assert (found.forward.launches, found.backward.launches) == getattr(expected, kind)
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("layout, expected", [("tp2", WHOLE), ("tp2sp", SPLIT)])
 def test_collectives_of_tensor_ranks(program: tuple[Program, WarmDevice], layout: str, expected: Launches) -> None:
     """Full recomputation repeats those of the forward pass."""
@@ -47,7 +47,6 @@ def test_collectives_of_tensor_ranks(program: tuple[Program, WarmDevice], layout
     assert again.backward.collectives == expected.backward + expected.forward
 
 
-@pytest.mark.campaign
 def test_what_is_recomputed(program: tuple[Program, WarmDevice]) -> None:
     expected, device = program
     kept = expected.gated.backward
@@ -58,7 +57,6 @@ def test_what_is_recomputed(program: tuple[Program, WarmDevice]) -> None:
         assert found.backward.launches - kept == again, modules
 
 
-@pytest.mark.campaign
 def test_compiled_blocks() -> None:
     """Of Transformer Engine's modules: Megatron has fused by itself what torch.compile would fuse."""
     kinds = {"plain": "gpt3_tiny", "gated": DENSE, "experts": "mixtral_tiny", "latent": "deepseek_v3_tiny"}
@@ -71,7 +69,6 @@ def test_compiled_blocks() -> None:
             assert again - COMPILED.gated.backward == getattr(COMPILED, module.replace("core_attn", "core_attention"))
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("layout, gathers", [("dp2zero3", 2), ("dp2zero2", 0.5)])
 def test_units_of_shards(layout: str, gathers: float) -> None:
     """ZeRO-3 gathers a block twice a microbatch, ZeRO-2 once for the two microbatches of a step."""
@@ -82,7 +79,6 @@ def test_units_of_shards(layout: str, gathers: float) -> None:
     assert collectives == gathers + 1
 
 
-@pytest.mark.campaign
 def test_casts_to_fp8() -> None:
     with warm_device(EXTENSION, JIT_FUSED) as device:
         found = counted(device, LaunchCase(shape=DENSE, flags=FP8))

@@ -11,7 +11,11 @@ from tests.gpu_path.megatron_lm.twins import Twin
 from training.cli import parse
 
 
-@pytest.mark.parametrize("case", [*LAYOUTS, *TWINS, CONTROL], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [TWINS[0], CONTROL, *(pytest.param(case, marks=pytest.mark.campaign) for case in (*LAYOUTS, *TWINS[1:]))],
+    ids=lambda case: case.name,
+)
 def test_its_flags_make_a_recipe(tmp_path: Path, case: Case) -> None:
     """Each has a field or changes nothing, and the configuration is allowed."""
     recipe = tmp_path / "recipe.toml"

@@ -41,9 +41,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".te"))  # whose version counts as installed
 
 
-@pytest.mark.parametrize(
-    "name", ["llama3_70b-tp8pp4last", *(pytest.param(name, marks=pytest.mark.campaign) for name in ROWS)]
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", ROWS)
 def test_a_rank_of_many_holds_what_is_predicted(name: str) -> None:
     """Updated by a real step of 64 or 256 ranks' groups: no value that arrives ends or replays it."""
     (found,) = check("row", name)

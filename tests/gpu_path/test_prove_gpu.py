@@ -23,6 +23,7 @@ def prove(output: Path, *flags: str, emulation: Emulation | None = None, devices
     return done.stdout
 
 
+@pytest.mark.campaign
 def test_nothing_of_an_emulated_device_is_written(tmp_path: Path) -> None:
     """A subject with ranks, streams and a save in the background; one that cannot be tried on one device."""
     printed = prove(tmp_path / "benchmarks", "--subjects", "checkpoint", "layouts")

@@ -1,4 +1,7 @@
-"""Samples on the emulated device: texts of one CPU rank, whenever streams run; scales of fp8 stay where they were."""
+"""Samples on the emulated device: texts of one CPU rank, whenever streams run; scales of fp8 stay where they were.
+
+In the suite, test_tasks.py samples in a run that is judged as well.
+"""
 
 import json
 from pathlib import Path
@@ -18,16 +21,11 @@ def samples(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "layout, shape, order",
-    [
-        ("tp2sp", "debug", "late"),
-        *(pytest.param(layout, shape, order, marks=pytest.mark.campaign)
-          for layout, shape, order in [
-              ("", "mistral_tiny", "random"), ("pp2vpp2", "debug", "late"), ("tp2sp", "deepseek_v3_tiny", "late"),
-              ("ep2", "mixtral_tiny", "late"), ("dp2zero3", "debug", "random"),
-          ]),
-    ],
+    [("", "mistral_tiny", "random"), ("pp2vpp2", "debug", "late"), ("tp2sp", "deepseek_v3_tiny", "late"),
+     ("ep2", "mixtral_tiny", "late"), ("dp2zero3", "debug", "random")],
 )  # fmt: skip
 def test_texts_are_those_of_a_cpu(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order

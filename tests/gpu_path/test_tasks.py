@@ -9,6 +9,7 @@ import pytest
 
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order
+from tests.gpu_path.test_samples import SAMPLED, samples
 from tests.gpu_path.test_transformer_engine import BF16, WIDE, fp8
 from tests.gpu_path.trainings import Training, WarmDevice
 
@@ -54,8 +55,11 @@ def judged(device: WarmDevice, training: Training, run_dir: Path, order: Order, 
 def test_scores_are_those_of_a_cpu(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
 ) -> None:
-    found = judged(te_device, Training(layout=layout, shape=shape), tmp_path, order)
-    expected = scores(on_the_cpu(shape, *JUDGED))
+    """And samples, which are written in the same runs."""
+    found = judged(te_device, Training(layout=layout, shape=shape), tmp_path, order, *SAMPLED)
+    reference = on_the_cpu(shape, *JUDGED, *SAMPLED)
+    expected = scores(reference)
+    assert len(samples(tmp_path)) == 6 and samples(tmp_path) == samples(reference)
     assert len(found) == 2 * len(NAMES) and found.keys() == expected.keys()
     for key, metrics in found.items():
         assert metrics == pytest.approx(expected[key], rel=1e-4), key

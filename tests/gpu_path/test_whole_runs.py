@@ -68,7 +68,7 @@ def test_packed_documents(
     modules: WarmDevice, order: Order, on_the_cpu: Any, short_documents: tuple[str, ...], tmp_path: Path,
     layout: str, precision: str, bound: float, how: str,
 ) -> None:  # fmt: skip
-    flags = (*short_documents, "--precision.dtype", precision)
+    flags = (*short_documents, "--precision.dtype", precision, "--train.train_iters", "2")
     printed = modules.train(Training(layout=layout), tmp_path, Emulation(order=order), (*flags, *APART))
     assert f"documents are kept apart by attention {how}" in printed
     apart, together = on_the_cpu("debug", *flags, *APART), on_the_cpu("debug", *flags)
@@ -78,7 +78,8 @@ def test_packed_documents(
 
 @pytest.mark.parametrize("layout", ["dp2overlap", pytest.param("pp2", marks=pytest.mark.campaign)])
 def test_a_bad_batch_is_replayed(modules: WarmDevice, order: Order, tmp_path: Path, layout: str) -> None:
-    """And leaves no trace: the checkpoint is bit for bit that of a run in which nothing went wrong."""
+    """And leaves no trace: the checkpoint is bit for bit that of a run in which nothing went wrong, with the states of
+    Python's, numpy's and torch's random generators."""
     straight, faulty = tmp_path / "straight", tmp_path / "faulty"
     modules.train(Training(layout=layout), straight, Emulation(order=order))
     emulation = Emulation(order=order, hooks=(FAULTS,), settings={"EMULATED_CUDA_FAULT": "NanOnce"})
@@ -86,6 +87,7 @@ def test_a_bad_batch_is_replayed(modules: WarmDevice, order: Order, tmp_path: Pa
     assert "passing fault" in printed and "on rank 1" in printed
     differences = trainings.checkpoint_differences(faulty, straight, generators=True)
     assert {one.outcome for one in differences} == {"equal"}
+    assert any(one.what == "generators" for one in differences)
 
 
 @pytest.mark.campaign

@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, cast
@@ -53,7 +54,18 @@ class WarmDevice:
             raise TrainingError(f"exit code {code}\n{text}")
         return text
 
-    def _ask(self, request: dict[str, object]) -> int:
+    def check(
+        self, name: str, *arguments: str, emulation: Emulation | None = None, ranks: int = 1
+    ) -> subprocess.CompletedProcess[str]:
+        """A program of checks/ on forked ranks."""
+        with (emulation or Emulation()).variables() as variables, tempfile.TemporaryDirectory() as folder:
+            output, errors = Path(folder, "output"), Path(folder, "errors")
+            command = [f"tests.gpu_path.checks.{name}", *arguments]
+            request = {"check": command, "world_size": ranks, "environ": variables}
+            code = self._ask(request | {"output": str(output), "errors": str(errors)})
+            return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
+
+    def _ask(self, request: Mapping[str, object]) -> int:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

@@ -1,4 +1,5 @@
-"""python -m tests.gpu_path.warm: trains on forked ranks of the emulated device, one JSON request a line.
+"""python -m tests.gpu_path.warm: forked ranks of the emulated device train, or run one of checks/, one JSON request a
+line.
 
 Ranks on GPUs are new processes, since a forked child cannot use a CUDA that its parent has used. This parent imports
 and never does, so on the emulated device a run of eight ranks begins without eight imports. It imports as a program for
@@ -8,8 +9,11 @@ GPUs does, and so cannot use tests/support/runs.py, which imports as one for CPU
 import importlib
 import json
 import os
+import runpy
+import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ with lean("cuda"):
     from training.prepare import prepare, prepare_eval_tasks
 
 
-def run(request: dict[str, Any]) -> int:
+def train_ranks(request: dict[str, Any]) -> int:
     """What pretrain_gpt.py does between its command line and its ranks' exit codes."""
     config = parse.parse_config(request["flags"])
     world_size = request["world_size"]
@@ -39,6 +43,27 @@ def run(request: dict[str, Any]) -> int:
         with output.own_output(run_dir / "logs", identity, every_rank=True) as console_fd:
             return train.train(ready, identity, console_fd=console_fd)
 
+    return ranks(world_size, rank)
+
+
+def check_ranks(request: dict[str, Any]) -> int:
+    """A module as ``python -m MODULE ARGUMENTS`` under torchrun."""
+    world_size = request["world_size"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+
+    def rank(identity: launch.Identity) -> int:
+        os.environ |= {"RANK": str(identity.rank), "LOCAL_RANK": str(identity.rank)}
+        module, *sys.argv[1:] = request["check"]
+        runpy.run_module(module, run_name="__main__")
+        return 0
+
+    return ranks(world_size, rank)
+
+
+def ranks(world_size: int, rank: Callable[[launch.Identity], int]) -> int:
+    """The exit code."""
     code, failure = local_ranks.fork_ranks(world_size, rank)
     if failure is not None:
         print(f"rank {failure.rank}:\n{failure.text}\n{failure.notes}", file=sys.stderr)
@@ -55,10 +80,11 @@ def forked(request: dict[str, Any]) -> int:
         os.environ.update(request["environ"])
         for hook in filter(None, os.environ["EMULATED_CUDA_HOOKS"].split(",")):
             importlib.import_module(hook)
-        file = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        for target in (1, 2):
-            os.dup2(file, target)
-        code = run(request)
+        output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        errors = os.open(request["errors"], os.O_WRONLY | os.O_CREAT, 0o644) if "errors" in request else output
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
+        code = check_ranks(request) if "check" in request else train_ranks(request)
     except BaseException:
         traceback.print_exc()  # before any rank is there: a refusal, above all
     finally:

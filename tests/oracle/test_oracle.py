@@ -13,7 +13,8 @@ from tests.oracle.imported import import_models
 from tests.oracle.page import page
 from tests.oracle.recipes import drawn
 
-SEEDS = (13, 25, 28, 33, 35, 37, 44, 46, 47, 54, 128, 169)
+SEEDS = (44, 46, 116, 218, 225, 318)
+"""Each kind of layout, shard, loss, batch, data, memory and schedule (tests/oracle/kinds.py) is in one of them."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -156,8 +156,9 @@ def test_what_is_redirected_is_a_closed_list() -> None:
 
 @pytest.mark.parametrize("spot", list(mcore_patches.PROBES))
 def test_a_private_spot_that_moved_is_named(spot: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mcore_patches.check()
-    monkeypatch.setitem(mcore_patches.PROBES, spot, lambda: False)
+    monkeypatch.setattr(
+        mcore_patches, "PROBES", {name: lambda name=name: name != spot for name in mcore_patches.PROBES}
+    )
     with pytest.raises(RuntimeError, match="megatron-core") as raised:
         mcore_patches.check()
     assert spot in str(raised.value)
@@ -167,6 +168,7 @@ def test_probes_notice_a_changed_megatron(monkeypatch: pytest.MonkeyPatch) -> No
     from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
     from megatron.core.tensor_parallel import random as mcore_random
 
+    mcore_patches.check()
     monkeypatch.setattr(mcore_random, "_set_cuda_rng_state", lambda state: None)
     monkeypatch.setattr(HybridDeviceOptimizer, "_sync_sub_optimizers_state_to_hdo", lambda: None)
     with pytest.raises(RuntimeError, match=r"random\._set/_get_cuda_rng_state, HybridDeviceOptimizer"):

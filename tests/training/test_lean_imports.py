@@ -15,6 +15,7 @@ with lean_imports.lean("cpu"):
     from megatron.core import timers
     decorated = torch.compile(max), torch.compile(dynamic=True)(max)
 assert decorated == (max, max)
+assert all(sys.modules[name] is None for name in lean_imports.TRANSFORMER_ENGINE)  # be it there or not
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
 from parallel.cpu import adam, eager
 eager.install()

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu_path.emulator import Emulation, run
+from tests.gpu_path.emulator import Emulation
 from tests.gpu_path.te import e2m1, nvfp4
+from tests.gpu_path.trainings import WarmDevice
 
 NUMBERS = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 SIGNS = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
@@ -97,10 +98,7 @@ def test_turning_both_factors_leaves_their_product() -> None:
     assert (nvfp4.turn(outlier, quantizer()).abs() == 10).all()  # what it is for
 
 
-def test_the_kernels_agree_with_transformer_engines_reference() -> None:
+def test_the_kernels_agree_with_transformer_engines_reference(te_device: WarmDevice) -> None:
     """Its Python of both copies, and of a product: inputs turned, weights in squares (checks/nvfp4_reference.py)."""
-    found = run(
-        ["-m", "tests.gpu_path.checks.nvfp4_reference"],
-        Emulation(capability=100, hooks=("tests.gpu_path.te.extension",)),
-    )
+    found = te_device.check("nvfp4_reference", emulation=Emulation(capability=100))
     assert found.returncode == 0 and "as the reference" in found.stdout, found.stdout + found.stderr
