@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 where one of them failed."""
     job = parse_flags(Campaigns, argv, "python -m tests.campaigns", __doc__)
     found = circumstances()
-    found["versions"] |= versions(("transformer-engine-torch", "transformers", "pytest"))
+    found["versions"] |= versions(("transformers", "pytest"))
     for name in job.only:
         found[name] = (
             {"left_out": "Prometheus is not installed"}

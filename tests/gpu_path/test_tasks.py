@@ -14,7 +14,10 @@ from tests.gpu_path.test_transformer_engine import BF16, WIDE, fp8
 from tests.gpu_path.trainings import Training, WarmDevice
 
 NAMES = ("triplane_capitals", "triplane_proverbs", "triplane_completions")
-JUDGED = ("--eval.interval", "2", "--eval.task_folder", "tests/training/evaluation/tasks", "--eval.tasks", *NAMES)
+JUDGED = (
+    "--eval.interval", "2", "--eval.limit", "4", "--eval.task_folder", "tests/training/evaluation/tasks",
+    "--eval.tasks", *NAMES,
+)  # fmt: skip
 Scores = dict[tuple[int, str], dict[str, float]]
 
 

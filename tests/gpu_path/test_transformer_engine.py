@@ -75,10 +75,10 @@ def train_and_compare(
 @pytest.mark.parametrize(
     "layout, shape, order",
     [
-        ("dp2overlap", "debug", "late"),
         ("tp2spdp2zero3", "debug", "late"),
         *(pytest.param(*case, marks=pytest.mark.campaign)
-          for case in [("tp2sp", "debug", "late"), ("pp2vpp2", "debug", "eager"), ("ep2", "mixtral_tiny", "late"),
+          for case in [("dp2overlap", "debug", "late"), ("tp2sp", "debug", "late"), ("pp2vpp2", "debug", "eager"),
+                       ("ep2", "mixtral_tiny", "late"),
                        ("tp2sp", "deepseek_v3_tiny", "eager"), ("dp4ep2zero3", "mixtral_tiny", "late"),
                        ("dp2zero3", "deepseek_v3_tiny", "random")]),
     ],

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import prometheus_client  # noqa: F401  (every run's first rank writes metrics.prom)
+
 from training.lean_imports import lean
 
 with lean("cuda"):
