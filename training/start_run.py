@@ -134,7 +134,7 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
         verdict = partial(verdict_file.read, start_dir)
         return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ, reported=lambda: bool(verdict()))
     else:
-        from training.memory.killed import HostMemory, explained  # imports numpy
+        from training.watchdog.killed import HostMemory, explained  # imports numpy
 
         before = HostMemory.now()
         with no_sudden_end():

@@ -30,7 +30,7 @@ def summary(run: RunData) -> str:
     """State, figures, and what to look at."""
     state, kind = STATES[run.status]
     worries = list(concerns(run))
-    healthy = "" if worries or run.status == "failed" else " and healthy: nothing to look at was found"
+    healthy = "" if worries or run.status == "failed" else " and healthy: nothing needs a look"
     head = f'<p class="state {kind}">{escaped(state)}{healthy}</p>\n'
     if run.verdict:
         head += f"<p class=bad>{escaped(run.verdict)}</p>\n"

@@ -7,5 +7,6 @@ pace                            how often nodes report, and how long they have t
 starts, verdict_file, verdict   RUN_DIR/watch: what nodes report to each other, and why a start ended, in one line
 stop_signal                     signals that ask to stop
 callbacks                       heartbeat and stop signal in the loop: ranks agree on a stop
+killed                          what is said of a CPU rank that SIGKILL has ended
 exit_code_file                  the exit code, for the batch script
 """

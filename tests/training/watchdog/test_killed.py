@@ -12,7 +12,7 @@ from parallel.launch import Identity
 from parallel.local_ranks import fork_ranks
 from training.cli.dry_run import describe
 from training.cli.parse import parse_config
-from training.memory.killed import HostMemory, explained, said
+from training.watchdog.killed import HostMemory, explained, said
 from training.watchdog.verdict import Verdict
 
 HOST = HostMemory(available=20 * 2**30, total=24 * 2**30, kills=(0, 3))
