@@ -19,7 +19,8 @@ LONGEST = (
     "test_layouts.py", "training/test_runs.py", "plan/test_trace.py", "test_checkpoint_ranks.py",
     "test_checkpoint_layouts.py",
     "slurm/test_jobs.py", "test_supervise_runs.py", "test_calibrate.py", "test_requeue.py",
-    "test_preprocess_hub.py", "gpu_path/test_training.py", "test_hostile.py", "test_run_lock.py", "test_watchdog.py",
+    "gpu_path/test_transformer_engine.py", "gpu_path/test_training.py", "test_preprocess_hub.py", "test_hostile.py",
+    "test_run_lock.py", "test_watchdog.py",
 )  # fmt: skip
 """Files of about half a minute and more: dealt first, so that all processes end at about the same time."""
 

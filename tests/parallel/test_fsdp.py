@@ -78,16 +78,16 @@ def one_pass(config: RunConfig, chunks: Any, ranks: Ranks, count: int = MICROBAT
         ("dp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], [0]),
         ("dp2zero2", [5], [MICROBATCHES * 5], [0]),
         (
-            "pp2dp2zero3", [MICROBATCHES * (1 + 2), MICROBATCHES * (1 + 2 + 2)], [MICROBATCHES * 2, MICROBATCHES * 3],
-            [0, 0],
-        ),
-        ("pp2dp2zero2", [2, 3], [MICROBATCHES * 2, MICROBATCHES * 3], [0, 0]),
-        ("dp4hsdp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], [5]),
-        ("dp4hsdp2zero2", [5], [MICROBATCHES * 5], [5]),
-        (
             "pp2dp4hsdp2zero3", [MICROBATCHES * (1 + 2), MICROBATCHES * (1 + 2 + 2)],
             [MICROBATCHES * 2, MICROBATCHES * 3], [2, 3],
         ),
+        *(pytest.param(*case, marks=pytest.mark.campaign) for case in [
+            ("pp2dp2zero3", [MICROBATCHES * (1 + 2), MICROBATCHES * (1 + 2 + 2)],
+             [MICROBATCHES * 2, MICROBATCHES * 3], [0, 0]),
+            ("pp2dp2zero2", [2, 3], [MICROBATCHES * 2, MICROBATCHES * 3], [0, 0]),
+            ("dp4hsdp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], [5]),
+            ("dp4hsdp2zero2", [5], [MICROBATCHES * 5], [5]),
+        ]),
     ],
 )  # fmt: skip
 def test_so_many_collectives_are_in_a_step(
