@@ -26,6 +26,7 @@ def helpers() -> set[str]:
     return found
 
 
+@pytest.mark.campaign
 def test_both_sides_are_measured(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sleeper = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
     sleeper.start()  # ranks that are forked from a process with children list them among their own

@@ -225,13 +225,13 @@ def copied(prefix, count, documents, blocks, tmp_path):
 
 
 def test_memory_does_not_grow_with_a_shards_size_and_little_with_their_number(tmp_path):
-    """What a start keeps of 200 shards beyond what it keeps of one, of small ones and of larger ones. Their tokens'
+    """What a start keeps of 60 shards beyond what it keeps of one, of small ones and of larger ones. Their tokens'
     maps are a third of it; numbers above 256 are objects of their own."""
     a_shard = []
     for size, documents, blocks in (("a", 10, 1), ("b", 10, 1), ("c", 2_000, 100)):  # the first one imports
         few = copied(tmp_path / f"few-{size}", 1, documents, blocks, tmp_path)
-        many = copied(tmp_path / f"many-{size}", 200, documents, blocks, tmp_path)
-        a_shard.append((held(many, tmp_path) - held(few, tmp_path)) / 199)
+        many = copied(tmp_path / f"many-{size}", 60, documents, blocks, tmp_path)
+        a_shard.append((held(many, tmp_path) - held(few, tmp_path)) / 59)
     assert max(a_shard[1:]) < 4096
     assert a_shard[2] < a_shard[1] + 512
 

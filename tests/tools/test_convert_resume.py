@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from data.tokenizers.sentencepiece_training import builtin_model
 from models.families import TINY
 from program.errors import UserError
+from programs import Program
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
 from tools.shared import resumable
@@ -44,16 +45,16 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def killed(arguments: list[str], unfinished: Path, ending: str) -> int:
     """Start a conversion, kill it hard when a few of its files are done: how many were."""
-    process = subprocess.Popen([sys.executable, "-m", "tools.convert", *arguments], start_new_session=True)
+    process = Program(arguments, unfinished.with_name("killed"), module="tools.convert")
     try:
         while process.poll() is None:
             done = list(unfinished.glob(f"*{ending}")) if unfinished.is_dir() else []
             if len(done) >= 3:
                 break
             time.sleep(0.001)
-        os.kill(process.pid, signal.SIGKILL)
     finally:
-        process.wait()
+        process.kill()
+        process.communicate()
     return len(list(unfinished.glob(f"*{ending}")))
 
 
@@ -124,7 +125,7 @@ def test_a_killed_import_and_export_go_on_to_the_same_bytes(tmp_path: Path, work
     for name, changed in kept.items():  # what was done was not done again
         path = tmp_path / "checkpoint" / name.replace(".pieces.json", ".bin")
         assert path.stat().st_mtime_ns <= changed
-    assert main(["import", "--no_logits", imported[0], str(tmp_path / "other"), "--max_file_size", "300KB"]) == 0
+    assert main(["import", "--no_logits", imported[0], str(tmp_path / "other"), *imported[2:4], "--workers", "1"]) == 0
     assert hashes(tmp_path / "checkpoint") == hashes(tmp_path / "other")
 
     exported = [
@@ -137,7 +138,7 @@ def test_a_killed_import_and_export_go_on_to_the_same_bytes(tmp_path: Path, work
     ]
     assert 3 <= killed(["export", *exported], tmp_path / "again.tmp-convert", ".safetensors") < 100
     assert main(["export", *exported, "--verify"]) == 0
-    assert main(["export", exported[0], str(tmp_path / "once"), "--max_shard_size", "300KB"]) == 0
+    assert main(["export", exported[0], str(tmp_path / "once"), *exported[2:4], "--workers", "1"]) == 0
     assert hashes(tmp_path / "again") == hashes(tmp_path / "once")
 
 

@@ -55,6 +55,7 @@ def scenario_another_library_version_on_one_node(tmp_path: Path) -> None:
     assert "bad node n2 (versions: sentencepiece between nodes)" in outcome.text
 
 
+@pytest.mark.campaign
 def scenario_of_two_that_differ_the_first_is_right(tmp_path: Path) -> None:
     stub = tmp_path / "site/numpy-9.9.9.dist-info"
     stub.mkdir(parents=True)
@@ -126,6 +127,7 @@ def scenario_clocks_that_differ(tmp_path: Path) -> None:
     assert "n3: between nodes: 5.0 s ahead of the first node" in outcome.words("clocks", "warning")
 
 
+@pytest.mark.campaign
 def scenario_a_setting_that_is_wrong_everywhere_excludes_no_node(tmp_path: Path) -> None:
     everywhere = {rank: {"GLOO_SOCKET_IFNAME": "ib7"} for rank in range(2)}
     outcome = examine(tmp_path, 2, "--only", "interfaces", more=everywhere)
@@ -205,6 +207,7 @@ def scenario_the_loopback_trap(tmp_path: Path) -> None:
     assert (named.code, named.bad) == (0, []), named.text
 
 
+@pytest.mark.campaign
 def scenario_a_node_whose_network_is_cut_is_named_and_its_log_says_why(tmp_path: Path) -> None:
     with two_networks() as networks:
         subprocess.run(["ip", "-n", networks[1], "link", "set", "vb", "down"], check=True)

@@ -1,6 +1,7 @@
 """Launch scripts as people write them: which command starts Megatron-LM, with which flags, on how many ranks."""
 
 import io
+import resource
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from program.errors import UserError
 from tools.from_megatron.__main__ import main
 from tools.from_megatron.convert import convert, find, read_back
 from tools.from_megatron.ranks import ranks
+from tools.from_megatron.shell import run
 from tools.from_megatron.unknown import ScriptWord
 
 RUN = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1"
@@ -349,7 +351,8 @@ def test_a_further_command_is_said() -> None:
         ("eval eval eval 'eval \"$A\"'\n", "no command was found"),
     ],
 )
-def test_what_cannot_be_read_is_an_error(script: str, message: str) -> None:
+def test_what_cannot_be_read_is_an_error(script: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(run._LIMITS, resource.RLIMIT_CPU, 1)
     with pytest.raises(UserError) as caught:
         convert(script, "", {})
     assert message in str(caught.value)

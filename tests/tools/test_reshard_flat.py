@@ -89,7 +89,10 @@ CASES: dict[str, tuple[int, ParallelConfig, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.campaign) if name == "tied, biases, TP2, bf16" else name for name in CASES],
+)
 def test_every_moment_finds_its_tensor(name: str, tmp_path: Path) -> None:
     """Untrained, but for the moments: norms are ones, biases zeros, and only their order tells them apart."""
     world_size, parallel, model = CASES[name]

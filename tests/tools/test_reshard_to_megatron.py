@@ -91,7 +91,9 @@ LAYOUTS: dict[str, tuple[dict[str, Any], ParallelConfig, int, ParallelConfig, in
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.campaign) if name == "EP1 to EP2" else name for name in LAYOUTS]
+)
 def test_megatron_core_loads_it_whole_in_another_layout(name: str, run_of: RunOf, tmp_path: Path) -> None:
     model, written, writers, read, readers, more = LAYOUTS[name]
     source = run_of(configuration(written, **model), writers)
