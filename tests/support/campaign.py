@@ -8,6 +8,11 @@ import pytest
 
 def some(every: Iterable[Any], suite: Collection[Any]) -> list[Any]:
     """For ``pytest.mark.parametrize``: each one, those outside ``suite`` with the mark."""
-    found = [one if one in suite else pytest.param(one, marks=pytest.mark.campaign) for one in every]
-    assert not [one for one in suite if one not in found], "the suite's are of them"
-    return found
+    listed = list(every)
+    assert all(one in listed for one in suite), "the suite's are of them"
+    return [one if one in suite else param(one) for one in listed]
+
+
+def param(one: Any) -> Any:
+    """For a campaign only. A tuple: an argument each."""
+    return pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.campaign)

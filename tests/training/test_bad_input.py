@@ -1,5 +1,6 @@
 """A user's mistake ends ``pretrain_gpt.py`` with one message, exit code 2, no traceback, and nothing damaged."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
+from campaign import some
 from data.shard_writer import ShardWriter
 from parallel.launch import node_name
 from training import start_run
@@ -256,12 +258,15 @@ def test_a_recipe_of_another_encoding_or_kind(refused: Refused, tmp_path: Path) 
     assert "model.num_layers must be 1 or more" in refused(str(path))
 
 
-@pytest.mark.parametrize("value", ["1e18", str(2**62), str(2**80), "1" * 400, "1" * 5000, "-" + "9" * 30])
-@pytest.mark.parametrize(
-    "flag",
-    ["model.num_layers", "model.num_attention_heads", "parallel.tensor_model_parallel_size", "train.train_iters",
-     "train.global_batch_size", "world_size", "nproc", "model.vocab_size", "data.stream_count", "checkpoint.keep"],
+COUNTS = (
+    "model.num_layers", "model.num_attention_heads", "parallel.tensor_model_parallel_size", "train.train_iters",
+    "train.global_batch_size", "world_size", "nproc", "model.vocab_size", "data.stream_count", "checkpoint.keep",
 )  # fmt: skip
+ABSURD = ("1e18", str(2**62), str(2**80), "1" * 400, "1" * 5000, "-" + "9" * 30)
+TURNS = {(flag, ABSURD[(number + step) % 6]) for number, flag in enumerate(COUNTS) for step in (0, 3)}
+
+
+@pytest.mark.parametrize(("flag", "value"), some(itertools.product(COUNTS, ABSURD), TURNS))
 def test_absurd_numbers_are_refused_at_once(flag: str, value: str, refused: Refused) -> None:
     printed = refused(DEBUG, f"--{flag}={value}", "--dry_run")
     assert flag in printed

@@ -29,7 +29,7 @@ class Seen(Callback):
     def start(self, progress): ...
 """
 LAYOUT = "--nproc 4 --parallel.tensor_model_parallel_size 2 --parallel.overlap_grad_reduce".split()
-SHORT = "--train.train_iters 3 --log.tensorboard False --log.log_interval 3".split()
+SHORT = "--train.train_iters 2 --log.tensorboard False --log.log_interval 2".split()
 
 
 def asked(*flags: str) -> tuple[RunConfig, frozenset[str]]:
@@ -139,7 +139,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_two_runs_are_equal_bit_by_bit(two: list[Path]) -> None:
     losses = [[(line["loss"], line["grad_norm"]) for line in read_jsonl(one / "metrics.jsonl")] for one in two]
     assert losses[0] == losses[1]
-    weights = [sorted((one / "checkpoints/iter_0000003").glob("*.bin")) for one in two]
+    weights = [sorted((one / "checkpoints/iter_0000002").glob("*.bin")) for one in two]
     assert [path.name for path in weights[0]] == [path.name for path in weights[1]] and len(weights[0]) == 4
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*weights, strict=True))
 
@@ -153,4 +153,4 @@ def test_every_rank_has_the_switches_and_a_log(two: list[Path]) -> None:
 def test_its_config_runs_the_same_job_again(two: list[Path]) -> None:
     config = parse.load(two[0] / "config.toml")
     assert not config.debug and config.train.deterministic_mode and config.train.global_batch_size == 2
-    assert config.parallel.overlap_grad_reduce and config.log.log_interval == 3
+    assert config.parallel.overlap_grad_reduce and config.log.log_interval == 2

@@ -9,9 +9,9 @@ from models.hf.shapes import read_shape, write_config
 from program.errors import UserError
 
 ABSENT = object()
-FEW: tuple[Any, ...] = (ABSENT, None, True, "x", [1], {})
+FEW: tuple[Any, ...] = (ABSENT, None, "x", {})
 MANY: tuple[Any, ...] = (
-    False, 0, -1, 0.5, 1 << 63, [], ["full_attention"] * 4, {"rope_type": None}, {"rope_theta": [1]},
+    True, [1], False, 0, -1, 0.5, 1 << 63, [], ["full_attention"] * 4, {"rope_type": None}, {"rope_theta": [1]},
     {"full_attention": {}, "sliding_attention": None}, float("inf"), float("nan"),
 )  # fmt: skip
 

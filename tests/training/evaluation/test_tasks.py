@@ -50,7 +50,7 @@ TP2SP_PP2 = (
     "--parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel True "
     "--parallel.pipeline_model_parallel_size 2"
 )
-LAYOUTS = {"llama2_tiny": ("tp1", "cp2", "dp2zero3", "pp2vpp2"), "mixtral_tiny": ("ep2dp2",)}
+LAYOUTS = {"llama2_tiny": ("cp2", "dp2zero3", "pp2vpp2"), "mixtral_tiny": ("ep2dp2",)}
 CONTEXT = "Still waters run"
 LETTERS = string.ascii_letters + string.digits + string.punctuation + " "
 

@@ -95,7 +95,7 @@ def test_full_passes_are_of_the_whole_text_in_every_layout(texts: dict[str, str]
     assert {name for name in one if not name.startswith("plain")} == {f"validation_loss{name}" for name in names}
     for name in ("held", "small"):
         assert one[f"validation_loss/{name}"] == pytest.approx(one.pop(f"plain/{name}"), rel=1e-6)
-    for name, world, layout in (("8", 8, THREE_PLANES), ("cp", 4, "--parallel.context_parallel_size 2")):
+    for name, world, layout in (("8", 8, THREE_PLANES), ("cp", 2, "--parallel.context_parallel_size 2")):
         split = runs.configuration(tmp_path, *flags(texts), "--eval.full_pass", "True", *layout.split())
         assert measure(split, prepared, world, tmp_path / name) == pytest.approx(one, rel=1e-5)
 

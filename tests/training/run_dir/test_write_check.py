@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import campaign
 import runs
 from data.prepared import Prepared
 from training.checkpoint import folders, room
@@ -101,7 +102,7 @@ def test_limits_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     ("limits", "code", "said"),
     [
         ("ulimit -n 60", 2, "ulimit -n 65536"),
-        ("ulimit -f 100", 2, "ulimit -f unlimited"),
+        campaign.param(("ulimit -f 100", 2, "ulimit -f unlimited")),
         ("mount -t tmpfs -o size=4k none /dev/shm; head -c 4096 /dev/zero > /dev/shm/x", 0, "has no watchdog"),
     ],
 )
