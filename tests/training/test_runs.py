@@ -365,7 +365,7 @@ def test_the_first_samples_do_not_depend_on_the_length_of_training(prepared: Pre
 def test_waiting_for_data_is_measured_and_said(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first batch of the second replica, and of the training, takes a second: the rank that waits longest counts,
+    """The first batch of the second replica, and of the training, takes 2 s: the rank that waits longest counts,
     for which the others wait."""
     config = configuration(tmp_path / "run", "--train.train_iters", "2")
     source = build_source(prepared, config.data, config.model.seq_length, config.train.seed, "train")
@@ -376,7 +376,7 @@ def test_waiting_for_data_is_measured_and_said(
 
         def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
             if torch.distributed.get_rank() == 1 and self.is_first:
-                time.sleep(1)
+                time.sleep(2)
             self.is_first = False
             return source.fetch(sample_indices)
 
