@@ -45,25 +45,29 @@ def train(model: torch.nn.Module, optimizer: torch.optim.AdamW, rank: int, world
 Save = Callable[[torch.nn.Module, torch.optim.Optimizer, Path], None]
 
 
-def on_fsdp_ranks(config: dict[str, Any], save: Save, folder: Path, world: int = 2) -> None:
-    """Train with FSDP2 on a CPU's ranks, and save."""
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
+def on_fsdp_ranks(save: Save, *models: tuple[dict[str, Any], Path], world: int = 2) -> None:
+    """Train with FSDP2 on a CPU's ranks, one model after the other, and save each in its folder."""
+    store = models[0][1].parent
+    store.mkdir(parents=True, exist_ok=True)
+    with torch.device("meta"):  # imports their classes, once for all ranks
+        for config, _ in models:
+            build(config)
 
     def run(identity: Identity) -> None:
-        store = f"file://{folder}.store"
-        dist.init_process_group("gloo", init_method=store, rank=identity.rank, world_size=world)
+        method = f"file://{store}/ranks.store"
+        dist.init_process_group("gloo", init_method=method, rank=identity.rank, world_size=world)
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (world,))
-        model = build(config)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        layers = getattr(getattr(model, "model", None), "layers", None) or model.transformer.h  # type: ignore[union-attr]
-        for layer in layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-        optimizer = optimizer_of(model)
-        train(model, optimizer, identity.rank, world, config["vocab_size"])
-        save(model, optimizer, folder)
-        dist.barrier()
+        for config, folder in models:
+            model = build(config)
+            layers = getattr(getattr(model, "model", None), "layers", None) or model.transformer.h  # type: ignore[union-attr]
+            for layer in layers:
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+            fully_shard(model, mesh=mesh, mp_policy=policy)
+            optimizer = optimizer_of(model)
+            train(model, optimizer, identity.rank, world, config["vocab_size"])
+            save(model, optimizer, folder)
+            dist.barrier()
         dist.destroy_process_group()
 
     run_ranks(world, run)

@@ -60,8 +60,8 @@ def weights_and_states(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str,
 def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each model, trained for two steps on two ranks with FSDP2; config.json beside it, as Trainer leaves it."""
     root = tmp_path_factory.mktemp("fsdp")
+    on_fsdp_ranks(save_nested, *((config, root / name) for name, config in MODELS.items()))
     for name, config in MODELS.items():
-        on_fsdp_ranks(config, save_nested, root / name)
         (root / name / "config.json").write_text(json.dumps(config))
     return root
 
@@ -144,7 +144,7 @@ def same_checkpoint(first: Path, second: Path) -> None:
 
 
 def test_accelerates_two_folders(fsdp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    on_fsdp_ranks(LLAMA, save_as_accelerate, tmp_path / "run/checkpoint-2")
+    on_fsdp_ranks(save_as_accelerate, (LLAMA, tmp_path / "run/checkpoint-2"))
     (tmp_path / "run/checkpoint-2/config.json").write_text(json.dumps(LLAMA))
     assert main([str(tmp_path / "run"), str(tmp_path / "ours")]) == 0
     assert "iteration 2 counts as 16 samples, of train.global_batch_size 8" in capsys.readouterr().err
@@ -231,7 +231,7 @@ def test_fsdp_goes_on_from_what_is_written(name: str, fsdp: Path, tmp_path: Path
 def test_a_sharded_model_loads_it(fsdp: Path, tmp_path: Path) -> None:
     assert main([str(fsdp / "llama"), str(tmp_path / "ours")]) == 0
     assert main([str(tmp_path / "ours"), str(tmp_path / "dcp"), "--format", "dcp"]) == 0
-    on_fsdp_ranks(LLAMA, load_and_compare, tmp_path / "dcp")
+    on_fsdp_ranks(load_and_compare, (LLAMA, tmp_path / "dcp"))
 
 
 @pytest.mark.parametrize("name", [pytest.param("llama", marks=CAMPAIGN), "qwen3 tied", "qwen3_moe"])
