@@ -36,6 +36,7 @@ setup: $(READY)
 
 lint: setup
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check --quiet .
 	$(PYTHON) -m mypy
 	$(PYTHON) tests/house/wording.py
 

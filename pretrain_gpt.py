@@ -12,7 +12,7 @@ from program import command
 
 def main() -> int:
     """The exit code: 0 did what was asked, 2 bad input, 75 stopped on request and saved; anything else is a fault."""
-    from training.start_run import main  # imports what a start needs, once Ctrl-C is looked after
+    from training.start.ranks import main  # imports what a start needs, once Ctrl-C is looked after
 
     return main(sys.argv[1:], os.environ)
 

@@ -45,11 +45,11 @@ TORCH = """
         fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection recomputed
         restarting_rope routing scaling self_attention spec ssd token_counts userbuffers wgrad
     data: loader
-    training: attention_backend batches determinism forward_backward loop loss_weights
-    manual_gc
-    optimizer optimizer_class optimizer_forms step train    training.custom: callbacks loss
+    training: batches forward_backward loop loss_weights optimizer optimizer_class optimizer_forms step train
+    training.custom: callbacks loss
     training.muon: build described dealing matrices update
-    training.parts: announcement checkpoints companions data evaluation measuring model run
+    training.parts: announcement attention_backend checkpoints companions data determinism evaluation manual_gc
+        measuring model run
     training.evaluation: asked generating scoring set_batches shared_model task_callback validation harness
     training.checkpoint: account agreement callback fit model_state optimizer_state plausible restoring rng
     save_interval saving storage stream_position weights    training.checkpoint.background: saver

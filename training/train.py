@@ -14,12 +14,12 @@ from training.batches import Stream
 from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig
 from training.config.schedules import learning_schedule
-from training.determinism import set_debugging
 from training.memory.host_room import check_host_room
 from training.memory.out_of_memory import explain_out_of_memory
 from training.parts.announcement import announce, say_the_end
 from training.parts.companions import build_companions
 from training.parts.data import build_stream
+from training.parts.determinism import set_debugging
 from training.parts.model import build_parts, overlap_of_tp, with_recipe
 from training.parts.run import PreparedRun, TrainingRun
 from training.profile.memory_snapshot import memory_history

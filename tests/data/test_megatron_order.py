@@ -13,7 +13,7 @@ from program.errors import UserError
 from training.config.run_config import RunConfig
 from training.config.schedules import batch_schedule
 from training.config.train_config import TrainConfig
-from training.prepare import with_megatrons_order
+from training.start.prepare import with_megatrons_order
 
 PLAN = SamplePlan(train=60, validation=8, test=0)
 

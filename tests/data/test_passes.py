@@ -10,7 +10,7 @@ from data.prepared import SourceProgress
 from data.shard_writer import ShardWriter
 from training.cli.dry_run import describe
 from training.cli.parse import parse_config
-from training.prepare import prepare
+from training.start.prepare import prepare
 
 KNOWN = "(up to 4 times are nearly as good as new text, arXiv:2305.16264)"
 

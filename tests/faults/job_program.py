@@ -58,10 +58,11 @@ def _put_in(fault: Fault, rank: int) -> None:
     mine = fault.act != "" and rank == fault.rank
     if mine and fault.place == "start":
         _happen(fault)
-    from training import forward_backward, prepare, train
+    from training import forward_backward, train
     from training.checkpoint import callback
     from training.evaluation import validation
     from training.run_dir import run_files
+    from training.start import prepare
 
     if fault.pace_s:
         _before(train, "one_step", lambda *_: time.sleep(fault.pace_s))

@@ -26,7 +26,7 @@ from tests.faults.processes import Family, family, kill
 from tests.faults.soak_program import FLAGS, NAN, ROOT
 from tests.faults.soak_story import INJECTED, Injected, story_problems
 from training.run_dir.history import Event, read_history
-from training.start_record import last_line
+from training.start.record import last_line
 
 RUN, RECIPE = "run", ROOT / "tests/faults/soak.toml"
 FATAL = {"SIGKILL of a rank", "SIGKILL of the launcher", "SIGSTOP of a rank"}

@@ -12,8 +12,8 @@ from training import train
 from training.cli import parse
 from training.config.run_config import RunConfig
 from training.parts.model import build_parts
-from training.prepare import prepare
 from training.progress import Progress
+from training.start.prepare import prepare
 from training.step import StepRequests
 
 STEPS = 4

@@ -133,7 +133,7 @@ def preload(modules: Sequence[str]) -> str:
     # torch then counts devices without starting CUDA in this process, where the driver's NVML answers
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
-        from training.lean_imports import lean
+        from parallel.lean_imports import lean
 
         with lean("cuda"):
             for module in modules:

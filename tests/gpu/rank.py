@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from parallel import cuda_environment, launch, local_ranks
+from parallel.lean_imports import TRANSFORMER_ENGINE
 from program.untrusted import read_json
 from tests.gpu.measured_models import loaded
-from training.lean_imports import TRANSFORMER_ENGINE
 
 MEASUREMENTS = (
     "specs", "losses", "observe", "portable", "steps", "products", "calibration", "stall", "layers", "pretended",

@@ -13,8 +13,8 @@ import runs
 from tests.gpu.trainings import Training, checkpoint_differences, loss_difference
 from tests.gpu_path.emulator import ROOT, Emulation, process_environment
 from training.cli import parse
-from training.prepare import prepare, prepare_eval_tasks
 from training.run_dir.history import read_history
+from training.start.prepare import prepare, prepare_eval_tasks
 
 __all__ = ["Training", "checkpoint_differences", "loss_difference"]
 EXTENSION = "tests.gpu_path.te.extension"

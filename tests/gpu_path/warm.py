@@ -19,14 +19,14 @@ from typing import Any
 
 import prometheus_client  # noqa: F401  (every run's first rank writes metrics.prom)
 
-from training.lean_imports import lean
+from parallel.lean_imports import lean
 
 with lean("cuda"):
     from parallel import launch, local_ranks, mcore_patches, output
     from training import train
     from training.cli import parse
     from training.parts.run import PreparedRun
-    from training.prepare import prepare, prepare_eval_tasks
+    from training.start.prepare import prepare, prepare_eval_tasks
 
 
 def train_ranks(request: dict[str, Any]) -> int:

@@ -22,8 +22,8 @@ from ranks import run_ranks
 from tools.parity.layouts import shrink, with_layout
 from training.cli import parse
 from training.config.run_config import RunConfig
-from training.determinism import set_debugging
 from training.metrics.compilation import take_compilations
+from training.parts.determinism import set_debugging
 
 BOUND = 1e-5
 FULL = {"recompute": "full:uniform:1"}

@@ -13,8 +13,8 @@ import pytest
 import ranks  # noqa: F401  (imports torch once)
 from parallel import failures
 from parallel.launch import Identity
+from parallel.lean_imports import lean
 from program import command, surroundings
-from training.lean_imports import lean
 
 
 def in_child(do: Callable[[], None]) -> tuple[int, str]:

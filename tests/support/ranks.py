@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import prometheus_client  # noqa: F401  (every run's first rank writes metrics.prom)
 
-from training.lean_imports import lean
+from parallel.lean_imports import lean
 
 with lean("cpu"):  # as pretrain_gpt.py does: torch and megatron once, so that forked ranks start at once
     import training.train  # noqa: F401

@@ -22,11 +22,11 @@ from tools.convert.__main__ import main
 from tools.convert.generation import more_files, with_ends
 from tools.shared.carried_tokenizer import own_ends
 from tools.shared.hf_folder.source import HfFolder
-from training import prepare
 from training.checkpoint.folders import checkpoints, latest
 from training.checkpoint.state import read_state
 from training.config.recipe import load
 from training.config.run_config import RunConfig
+from training.start import prepare
 
 BOS, EOS, EOT = "<|begin|>", "<|end|>", "<|turn|>"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}<|turn|>{% endfor %}"

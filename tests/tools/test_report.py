@@ -352,7 +352,7 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments
 
 
 def test_a_report_asked_of_a_dead_owner_only(tmp_path: Path) -> None:
-    from training.report import report_for_the_dead
+    from training.run_dir.report import report_for_the_dead
 
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 2.0}\n')
     owner = {"attempt": "aa", "host": "h", "machine": machine(), "pid": os.getpid(), "started": 0.0}

@@ -14,8 +14,8 @@ import pytest
 from campaign import some
 from data.shard_writer import ShardWriter
 from parallel.launch import node_name
-from training import start_run
 from training.cli import parse
+from training.start import ranks
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEBUG = str(ROOT / "slurm/recipes/debug.toml")
@@ -37,7 +37,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         monkeypatch.setattr(sys, "argv", arguments)
         monkeypatch.setattr(signal, "signal", lambda *_: None)  # handlers would outlive the test
         with pytest.raises(SystemExit) as left:
-            sys.exit(start_run.main(sys.argv[1:], os.environ))
+            sys.exit(ranks.main(sys.argv[1:], os.environ))
         printed = capfd.readouterr()
         assert left.value.code == 2
         assert "Traceback" not in printed.err + printed.out
@@ -197,7 +197,7 @@ def test_of_a_launchers_ranks_one_shows_it(
     for name, value in {**places, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(SystemExit) as left:
-        start_run.main(sys.argv[1:], os.environ)
+        ranks.main(sys.argv[1:], os.environ)
     assert left.value.code == 2
     assert ("pretrain_gpt.py: " in capfd.readouterr().err) is shown
 

@@ -14,7 +14,7 @@ import pytest
 from data.shard_writer import ShardWriter
 from runs import configuration, losses, train, train_or_fail
 from training.metrics.jsonl import read_jsonl
-from training.prepare import prepare
+from training.start.prepare import prepare
 
 
 def shard(prefix: Path, seed: int) -> Path:

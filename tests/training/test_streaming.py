@@ -12,7 +12,7 @@ from runs import configuration, losses, train, train_or_fail
 from training.checkpoint.folders import latest
 from training.checkpoint.state import read_state
 from training.checkpoint.stream_position import repeated_reading
-from training.prepare import prepare
+from training.start.prepare import prepare
 
 
 def corpus(path: Path, seed: int = 0) -> Path:

@@ -23,6 +23,7 @@ from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from parallel.layout import layout_of
+from parallel.lean_imports import lean
 from program.errors import UserError
 from program.host_memory import available_bytes
 from program.processes import die_with_parent
@@ -32,7 +33,6 @@ from tools.convert.importing import import_folder
 from tools.shared.checked_checkpoint import read_config
 from tools.shared.hf_folder.source import HfFolder, architecture
 from tools.shared.resumable import Rejected
-from training.lean_imports import lean
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,14 +19,14 @@ from typing import Annotated
 import tyro
 
 from parallel import launch, output
+from parallel.lean_imports import lean
 from program import command
 from program.errors import UserError
 from program.flags import parse_flags
 from tools.parity import against
 from tools.parity.layouts import shrink
 from training.cli import parse
-from training.lean_imports import lean
-from training.prepare import prepare
+from training.start.prepare import prepare
 
 
 @dataclass(kw_only=True)

@@ -12,12 +12,12 @@ import numpy as np
 
 from models.costs.parameters import num_parameters
 from parallel import launch, local_ranks, output
+from parallel.lean_imports import lean
 from program.errors import UserError
 from program.host_memory import available_bytes
 from program.printing import columns
 from tools.parity.compared_model import ComparedModel, check_comparable, open_model
 from tools.shared.dtypes import from_numbers, to_numbers
-from training.lean_imports import lean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,7 @@ from training.run_dir.goodput import MeasuredGoodput, measured_goodput
 from training.run_dir.history import Event, read_history
 from training.run_lock import lock_heartbeat
 from training.run_lock.record import current
-from training.start_record import death, last_line, last_without_end
+from training.start.record import death, last_line, last_without_end
 
 SILENT_S = 120.0
 """An owner on another machine whose heartbeat's file is older does not run."""

@@ -21,11 +21,11 @@ from data.tokenizers.base import Tokenizer
 from models.shapes import GPTShape
 from parallel import cuda_environment, failures, launch, local_ranks, output
 from parallel.launch import Identity
+from parallel.lean_imports import lean
 from program.errors import UserError
 from tools.shared.opened_checkpoint import OpenedCheckpoint
 from training.cli import parse
 from training.config.run_config import RunConfig
-from training.lean_imports import lean
 
 if TYPE_CHECKING:  # torch loads within
     from parallel.ddp import Chunks

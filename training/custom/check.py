@@ -6,10 +6,10 @@ from typing import Literal
 
 from parallel import local_ranks, output
 from parallel.launch import Identity
+from parallel.lean_imports import lean
 from program.errors import SharedMistake
 from program.users_code import no_sudden_end
 from training.config.run_config import RunConfig
-from training.lean_imports import lean
 
 
 def check(config: RunConfig, device: Literal["cpu", "cuda"], logs: Path | None = None) -> None:

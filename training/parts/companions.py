@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.layers.spec import has_transformer_engine
-from training.attention_backend import AttentionBackend
 from training.batches import BatchStream
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.save_interval import SaveClock, SaveInterval
@@ -12,14 +11,15 @@ from training.custom.callbacks import RunContext, build_callbacks
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
 from training.loop import Callback
-from training.manual_gc import ManualGC
 from training.memory.measured import MemoryReport
 from training.metrics.compilation import CompilationMeter
 from training.metrics.log_disk import LogDisk
 from training.metrics.meters import Meter
 from training.metrics.recorder import Recorder
+from training.parts.attention_backend import AttentionBackend
 from training.parts.checkpoints import build_saves, build_updates
 from training.parts.evaluation import build_samples, build_tasks, build_validation
+from training.parts.manual_gc import ManualGC
 from training.parts.measuring import build_profile, build_recorder, build_shadow, build_stats
 from training.parts.run import TrainingRun
 from training.run_dir.data_watch import DataWatch

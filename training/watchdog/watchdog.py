@@ -67,7 +67,7 @@ class Watchdog:
         self.tell_of_sudden_death()
         self.leave()
         if self.about.rank == 0:
-            from training.report import report_for_the_dead  # only now: most watchdogs never need it
+            from training.run_dir.report import report_for_the_dead  # only now: most watchdogs never need it
 
             report_for_the_dead(self.folder.parents[1])
 

@@ -39,7 +39,7 @@ from training.evaluation.scoring import Scorer, target_scores
 from training.evaluation.shared_model import SharedModel
 from training.evaluation.tasks import PreparedTasks, TaskRequest, prepare_tasks
 from training.parts.run import PreparedRun
-from training.prepare import prepare, prepare_eval_tasks
+from training.start.prepare import prepare, prepare_eval_tasks
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
 

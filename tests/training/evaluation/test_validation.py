@@ -21,8 +21,8 @@ from training.config.run_config import RunConfig
 from training.evaluation.validation import Validation
 from training.evaluation.validation_sets import validation_sets
 from training.parts.model import build_parts
-from training.prepare import prepare
 from training.progress import Progress
+from training.start.prepare import prepare
 
 EVALUATED = "--train.eval_interval 2 --train.eval_iters 2 --train.train_iters 2 --train.global_batch_size 8"
 THREE_PLANES = (

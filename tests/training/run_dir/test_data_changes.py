@@ -12,9 +12,9 @@ from data.prepared import Prepared, PreparedSource
 from data.shard_writer import ShardWriter
 from data.shards import Shard
 from data.tokenizers.base import ByteTokenizer
-from training import prepare
 from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries, data_changes, data_entry
+from training.start import prepare
 
 ENTRY: dict[str, Any] = {
     "fingerprint": "f0",

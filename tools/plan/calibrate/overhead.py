@@ -22,6 +22,7 @@ from parallel import output
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from parallel.layout import Layout
+from parallel.lean_imports import lean
 from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants
@@ -30,7 +31,6 @@ from tools.plan.cost.step import step_times
 from tools.plan.search.pricing import program
 from training.config.run_config import RunConfig
 from training.config.train_config import TrainConfig
-from training.lean_imports import lean
 
 SEQ_LENGTH = 64
 LAYERS = (2, 6)

@@ -14,8 +14,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from parallel.lean_imports import lean
 from program.untrusted import parse_json
-from training.lean_imports import lean
 
 
 def main() -> int:

@@ -15,8 +15,8 @@ from program.errors import UserError
 from program.processes import start_of
 from program.schema import JSON
 from program.untrusted import InputError, open_regular, parse_json
-from training.report import write_report
 from training.run_dir.history import Event, note, read_history
+from training.run_dir.report import write_report
 from training.run_lock.lock import RunLock
 from training.watchdog import verdict_file
 

@@ -21,8 +21,8 @@ from training.config.run_config import RunConfig
 from training.run_dir import write_check
 from training.run_dir.errors import run_dir_error
 from training.run_lock.lock import ATTEMPT, held_lock
-from training.start_rank import RunStart, prepared_run
-from training.start_record import recorded_start
+from training.start.rank import RunStart, prepared_run
+from training.start.record import recorded_start
 from training.watchdog import starts, verdict_file
 from training.watchdog.rank_monitor import RankMonitor, monitored
 from training.watchdog.stop_signal import StopSignal

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel import cuda_environment, launch, output
-from training import lean_imports
+from parallel import cuda_environment, launch, lean_imports, output
 from training.config.run_config import RunConfig
 from training.custom.check import check
 from training.run_lock.lock import RunLock
@@ -52,7 +51,7 @@ def prepared_run(start: RunStart, heartbeat: Heartbeat | None = None) -> Callabl
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
     check(config, device, run_dir / "logs")
     from training.checkpoint.converting import with_converted
-    from training.prepare import prepare, prepare_eval_tasks  # numpy loads now, torch and Megatron after the data
+    from training.start.prepare import prepare, prepare_eval_tasks  # numpy loads now, torch and Megatron after the data
 
     if heartbeat is not None:
         heartbeat.enter("data")

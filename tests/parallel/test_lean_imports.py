@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 CODE = """
 import gc, sys
-from training import lean_imports
+from parallel import lean_imports
 with lean_imports.lean("cpu"):
     import torch, training.train
     from megatron.core import timers

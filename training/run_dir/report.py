@@ -15,7 +15,7 @@ from training.run_lock.record import current
 
 LIMIT_S = 60.0
 """A page of 100,000 lines of metrics takes two seconds."""
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_report(run_dir: Path) -> str:

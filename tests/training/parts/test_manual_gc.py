@@ -3,7 +3,7 @@
 import gc
 from typing import Any
 
-from training.manual_gc import ManualGC
+from training.parts.manual_gc import ManualGC
 from training.progress import Progress
 
 
