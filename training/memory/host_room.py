@@ -70,4 +70,4 @@ def lacking(shares: list[RankShare], safe: float = SAFE_HOST_SHARE) -> RankShare
         total = min(so_far.total, share.total)
         sums[share.node] = RankShare(share.node, so_far.offloaded + share.offloaded, total)
     short = [each for each in sums.values() if each.offloaded > safe * each.total]
-    return max(short, key=lambda each: each.offloaded / each.total, default=None)
+    return max(short, key=lambda each: each.offloaded / max(each.total, 1.0), default=None)

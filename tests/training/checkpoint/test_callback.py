@@ -126,7 +126,8 @@ def test_where_memory_is_short_training_waits_for_its_checkpoints(
 ) -> None:
     monkeypatch.setattr(saver.host_memory, "available_bytes", lambda: 0.0)
     runs.train(prepared, runs.configuration(tmp_path, *FLAGS, "--checkpoint.async_save", "True"), 2)
-    lines = said(capfd)
+    of_the_start, *lines = said(capfd)
+    assert "its ranks are predicted to hold" in of_the_start
     assert lines[0].startswith("warning: copies of 2 ranks' shares in host memory take ")
     assert lines[0].endswith(": training waits for its checkpoints (checkpoint.async_save)")
     assert [line.split()[0] for line in lines] == ["warning:", "checkpoint", "checkpoint"]
