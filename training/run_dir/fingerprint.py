@@ -27,6 +27,7 @@ def facts(config: RunConfig, data_fingerprint: str) -> dict[str, str]:
     }
 
 
+@functools.cache
 def version(distribution: str) -> str:
     """Installed version, or "none"."""
     try:
