@@ -73,6 +73,23 @@ def test_16_bits_train_as_on_a_cpu(
     assert trainings.loss_difference(tmp_path, on_the_cpu("debug", *flags)) < HALF_BOUND[precision]
 
 
+@pytest.mark.parametrize(
+    "layout, shape, order",
+    [
+        ("tp2spdp2overlap", "debug", "late"),
+        *(pytest.param(*case, marks=pytest.mark.campaign)
+          for case in [("dp2zero3", "debug", "late"), ("pp2vpp2", "debug", "random"), ("ep2", "mixtral_tiny", "late")]),
+    ],
+)  # fmt: skip
+def test_muon_collects_what_is_there(
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
+) -> None:
+    """Its exchanges wait for gradients, and weights are gathered after its update."""
+    flags = ("--optimizer.optimizer", "muon", "--optimizer.muon_fp32_matmul_prec", "highest")
+    device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(order=order), flags)
+    assert trainings.loss_difference(tmp_path, on_the_cpu(shape, *flags)) < LOSS_BOUND
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("order", ["eager", "late", "random"])
 def test_where_memory_runs_out_a_rank_says_what_would_fit(device: WarmDevice, tmp_path: Path, order: Order) -> None:
