@@ -41,7 +41,7 @@ class Parameter:
     @property
     def is_matrix(self) -> bool:
         """Whether Muon updates it, of experts each by itself (training/muon/matrices.py)."""
-        others = ("embeddings.weight", "output_layer.weight", "conv1d.weight")
+        others = ("word_embeddings.weight", "output_layer.weight", "conv1d.weight")
         return len(self.shape) - self.of_experts == 2 and not self.name.endswith(others)
 
 

@@ -19,7 +19,9 @@ OWNED_OPTIMIZER_FIELDS = frozenset({
     "fp16", "params_dtype", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
     "hysteresis", "use_distributed_optimizer", "overlap_param_gather", "reuse_grad_buf_for_mxfp8_param_ag",
     "use_precision_aware_optimizer", "main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "store_param_remainders", "optimizer_cpu_offload", "optimizer_offload_fraction",
+    "store_param_remainders", "optimizer_cpu_offload", "optimizer_offload_fraction", "muon_momentum", "muon_nesterov",
+    "muon_num_ns_steps", "muon_coefficient_type", "muon_scale_mode", "muon_extra_scale_factor", "muon_split_qkv",
+    "muon_fp32_matmul_prec", "muon_tp_mode", "muon_scalar_optimizer",
 })  # fmt: skip
 
 
@@ -28,9 +30,9 @@ class OptimizerConfig:
     """The optimizer and its schedules."""
 
     optimizer: str = "adam"
-    """adam (AdamW); muon (arXiv:2502.16982) for matrices, AdamW for embeddings, output layer, norms and biases; or your
-    own: the import path "module:class" of a torch.optim.Optimizer, which is made as class(params, lr=...,
-    weight_decay=...). The fields adam_* are then not read."""
+    """adam (AdamW); muon (arXiv:2502.16982) for matrices, AdamW for embeddings of words, output layer, norms and
+    biases; or your own: the import path "module:class" of a torch.optim.Optimizer, which is made as class(params,
+    lr=..., weight_decay=...). The fields adam_* are then not read."""
 
     lr: float = 3e-4
     """Largest learning rate."""

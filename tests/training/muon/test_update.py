@@ -11,12 +11,17 @@ from megatron.core.optimizer.emerging_optimizers import TensorParallelMuon
 from torch import Tensor
 
 from checkpoint_parts import Parts, assembled, configuration, on_ranks, restore_and_compare, save_and_go_on, sizes
+from models.costs.candidate import Candidate
+from models.costs.states import BlockStack
 from models.names import canonical
+from models.resolve import resolve
 from parallel import ddp
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.regions import HeldTensor
+from tests.faults.trainer import VOCABULARY
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
+from training.muon.matrices import is_matrix
 from training.optimizer import set_schedule
 from training.step import clip_and_update
 
@@ -197,3 +202,17 @@ def test_the_state_of_another_optimizer_is_refused_by_name(tmp_path: Path) -> No
 def test_what_muon_cannot_be_with(fields: dict[str, Any], said: str) -> None:
     config = dataclasses.replace(muon("debug", sizes()), **fields)
     assert [line for line in config.problems(1) if said in line]
+
+
+@pytest.mark.parametrize("shape", ["debug", "gpt2_tiny"])
+def test_its_state_is_as_large_as_predicted(shape: str, tmp_path: Path) -> None:
+    """Learned positions are a matrix, as in Megatron-LM."""
+    config = muon(shape, sizes(tp=2))
+    expected = BlockStack(resolve(config.model, VOCABULARY)).held(Candidate(tp=2), 0)
+    on_ranks(2, config, _holds, sum(expected[:2]), sum(expected[2:]))
+
+
+def _holds(parts: Parts, elements: int, of_matrices: int) -> None:
+    held = [one.tensor for chunk in parts.chunks for one in ddp.held(chunk) if one.tensor.requires_grad]
+    assert sum(param.numel() for param in held) == elements
+    assert sum(param.numel() for param in held if is_matrix(param)) == of_matrices
