@@ -175,6 +175,8 @@ class OptimizerConfig:
             found.append(f"optimizer.muon_momentum must be in [0, 1), found {self.muon_momentum}.")
         if self.muon_num_ns_steps < 1:
             found.append(f"optimizer.muon_num_ns_steps must be 1 or more, found {self.muon_num_ns_steps}.")
+        if "grad_norm_skip_threshold" in parse(self.megatron):  # a rank without a shard would step alone, and wait
+            found.append('optimizer.optimizer "muon" cannot be with grad_norm_skip_threshold in optimizer.megatron.')
         if self.muon_extra_scale_factor <= 0:
             found.append(f"optimizer.muon_extra_scale_factor must be above 0, found {self.muon_extra_scale_factor}.")
         return found

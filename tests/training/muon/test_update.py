@@ -197,6 +197,7 @@ def test_the_state_of_another_optimizer_is_refused_by_name(tmp_path: Path) -> No
         ({"precision": PrecisionConfig(dtype="fp16")}, 'cannot be with precision.dtype = "fp16"'),
         ({"optimizer": dataclasses.replace(MUON, muon_num_ns_steps=0)}, "muon_num_ns_steps must be 1 or more, found 0"),
         ({"optimizer": dataclasses.replace(MUON, muon_momentum=1.0)}, "muon_momentum must be in [0, 1), found 1.0"),
+        ({"optimizer": dataclasses.replace(MUON, megatron=("grad_norm_skip_threshold=9.0",))}, "grad_norm_skip_thresh"),
     ],
 )
 def test_what_muon_cannot_be_with(fields: dict[str, Any], said: str) -> None:
