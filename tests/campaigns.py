@@ -6,7 +6,6 @@ tests: pytest with --campaign, layouts and tests/gpu_path among them. Each of th
 goes on where it was interrupted; monitoring is left out where Prometheus is not installed. Hours.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -70,7 +69,7 @@ def run(name: Campaign, workers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         more = ["-n", str(workers), f"--junit-xml={results}"] if name == "tests" else []
-        code = subprocess.run([sys.executable, *words.split(), *more], cwd=ROOT, env=os.environ).returncode
+        code = subprocess.run([sys.executable, *words.split(), *more], cwd=ROOT).returncode
         counts = {"folders": by_folder(results)} if results.is_file() else {}
     return {"command": f"python {words}", "exit_code": code, "seconds": round(time.monotonic() - start), **counts}
 
@@ -78,12 +77,12 @@ def run(name: Campaign, workers: int) -> dict[str, Any]:
 def by_folder(results: Path) -> dict[str, dict[str, int]]:
     """Of pytest's XML: passed, failed and skipped tests of each folder, and their seconds."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for case in ElementTree.parse(results).iter("testcase"):
         folder = "/".join(case.attrib["classname"].split(".")[:2])
         end = next((ENDS[child.tag] for child in case if child.tag in ENDS), "passed")
         counts[folder][end] += 1
-        seconds[folder] += float(case.attrib["time"])  # type: ignore[assignment]
+        seconds[folder] += float(case.attrib["time"])
     return {folder: {**counts[folder], "seconds": round(seconds[folder])} for folder in sorted(counts)}
 
 

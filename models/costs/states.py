@@ -123,11 +123,10 @@ def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _ShardSizes:
 
     def local(parameters: list[Parameter]) -> HeldParameters:
         sizes = [(local_size(parameter, parallel), parameter) for parameter in parameters]
-        sums = [sum(size for size, one in sizes if one.of_experts == expert) for expert in (False, True)]
-        matrices = [
-            sum(size for size, one in sizes if one.of_experts == expert and one.is_matrix) for expert in (False, True)
-        ]
-        return HeldParameters(*sums, *matrices)
+        return HeldParameters(*(
+            sum(size for size, one in sizes if one.of_experts == expert and (one.is_matrix or not matrices))
+            for matrices in (False, True) for expert in (False, True)
+        ))  # fmt: skip
 
     numbers = {kind: shape.blocks.index(kind) for kind in dict.fromkeys(shape.blocks)}
     nothing = HeldParameters(0, 0)

@@ -29,11 +29,8 @@ def optimizer(draft: Draft) -> None:
 
 def _whole_matrices(draft: Draft) -> None:
     """Flags that say how, but for one word of one of them."""
-    mode, tp = (
-        draft.arguments.text("muon-tp-mode") or "blockwise",
-        draft.values.get("parallel.tensor_model_parallel_size", 1),
-    )
-    if mode == "blockwise" and tp != 1:
+    mode = draft.arguments.text("muon-tp-mode") or "blockwise"
+    if mode == "blockwise" and draft.values["parallel.tensor_model_parallel_size"] != 1:
         draft.notes.append(
             "--muon-tp-mode blockwise, Megatron-LM's default, orthogonalizes each TP rank's part by itself: another "
             "update for each TP. Here matrices are whole, as with duplicated and distributed."

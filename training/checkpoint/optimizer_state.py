@@ -122,7 +122,7 @@ def _names(optimizer: MegatronOptimizer, param: Tensor) -> Sequence[str]:
     return names
 
 
-def is_adam(optimizer: MegatronOptimizer) -> bool:
+def has_known_state(optimizer: MegatronOptimizer) -> bool:
     """Whether it is AdamW, alone or beside Muon, whose state is known, and not a user's own."""
     part = getattr(optimizer, "chained_optimizers", [optimizer])[0]
     return not getattr(part, "is_own", False)

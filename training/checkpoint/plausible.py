@@ -72,15 +72,15 @@ def _optimizer_problems(optimizer: Mapping[str, JSON], about: Mapping[str, JSON]
                 yield f"optimizer.grad_scaler.{name}: expected a whole number, found {shown(scaler.get(name))}"
 
 
-def check_values(boxes: Sequence[Box], files: CheckpointIndex, step: int | None = None, adam: bool = True) -> None:
+def check_values(boxes: Sequence[Box], files: CheckpointIndex, step: int | None = None, known: bool = True) -> None:
     """Whether what was read into ``boxes`` can be weights, moments of AdamW's and Muon's, and fp8's scales.
 
-    step: the optimizer's, with its state. adam: it is AdamW or Muon, and not a user's own. No communication. Raises
+    step: the optimizer's, with its state. known: it is AdamW or Muon, and not a user's own. No communication. Raises
     DamagedError with the first element that cannot be.
     """
     for box in boxes:
         of_state = box.key.startswith(STATE_PREFIX)
-        if of_state and not box.key.startswith(KNOWN if adam else WEIGHTS):
+        if of_state and not box.key.startswith(KNOWN if known else WEIGHTS):
             continue
         is_square = box.key.startswith(SECOND_MOMENT)
         least, most = _extremes(box.data)

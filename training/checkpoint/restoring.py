@@ -126,8 +126,7 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
                 boxes = [box for box in weights if not box.has_master]
                 boxes += optimizer_state.boxes_of_slices(chunks, slices, ranks)
                 reader.read(boxes)
-                adam = optimizer_state.is_adam(optimizer)
-                check_values(boxes, reader.files, _step(source), adam)
+                check_values(boxes, reader.files, _step(source), optimizer_state.has_known_state(optimizer))
             else:
                 read_model(reader, chunks, ranks)
         for piece in slices.values():

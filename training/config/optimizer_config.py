@@ -251,8 +251,8 @@ def _beside_muon(optimizer: OptimizerConfig, parallel: ParallelConfig, precision
         yield 'optimizer.optimizer "muon" cannot be with precision.dtype = "fp16". Use "bf16".'
     if optimizer.optimizer_cpu_offload and parallel.fully_sharded:  # with ZeRO-1, it is refused for all but AdamW
         yield (
-            'optimizer.optimizer "muon" cannot be with optimizer.optimizer_cpu_offload, with which the host updates: '
-            "AdamW alone is quick enough there. Set it to false."
+            'optimizer.optimizer "muon" cannot be with optimizer.optimizer_cpu_offload: the host updates by AdamW '
+            "alone. Set it to false."
         )
 
 

@@ -20,7 +20,7 @@ from training.step import RankParts
 def build_updates(run: TrainingRun, parts: RankParts, begun: run_files.Begun) -> UpdateCount:
     """What counts updates beside the optimizer, from what that has restored. Collective."""
     optim = parts.optimizer
-    done = step_of(optimizer_state.numbers(optim, run.ranks)) if optimizer_state.is_adam(optim) else None
+    done = step_of(optimizer_state.numbers(optim, run.ranks)) if optimizer_state.has_known_state(optim) else None
     return UpdateCount(begun.progress, batch_schedule(run.config.train), done)
 
 

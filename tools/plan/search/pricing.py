@@ -185,7 +185,7 @@ def asked_program(question: PlanRequest, precision: str, zero: Zero) -> Software
         grad_reduce_in_fp32=question.grad_reduce_in_fp32 or precision == "fp32",
         cuda_graphs=question.cuda_graphs,
     )
-    kept = kept_state(question.optimizer) if zero >= 1 else {}
+    kept = kept_state(question.optimizer) if zero >= 1 or question.optimizer.optimizer == "muon" else {}
     pieces = question.cross_entropy_chunk_tokens or math.inf
     away = 0 if on_cpu(question.cluster) else question.cpu_offloading_num_layers
     modules = 0 if on_cpu(question.cluster) else encoded(question.offload_modules)
