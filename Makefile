@@ -24,7 +24,8 @@ demo: setup
 test: setup .te/.ready
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
-# With every campaign: layouts, families, GPU code, the oracle, faults, a soak; hours. docs/benchmarks/test_all.json says what came of it.
+# With every campaign: layouts, families, GPU code, the oracle, faults, a soak; hours. docs/benchmarks/test_all.json says what came of it;
+# tests.campaigns --mend goes on where one was interrupted.
 test-all: setup .te/.ready te-extension
 	$(PYTHON) -m tests.campaigns --workers $(WORKERS)
 

@@ -1,9 +1,9 @@
 """Run every test and every campaign that needs no GPU, and write what came of them to docs/benchmarks/test_all.json.
 
-    python -m tests.campaigns [--workers 2] [--only tests oracle faults soak monitoring] [--output FILE]
+    python -m tests.campaigns [--workers 2] [--only tests/training oracle] [--mend] [--output FILE]
 
-tests: pytest with --campaign, layouts and tests/gpu_path among them. Each of the others is a program of its own, which
-goes on where it was interrupted; monitoring is left out where Prometheus is not installed. Hours.
+Tests of each folder with --campaign, layouts and tests/gpu_path among them; then the oracle, the faults, a soak, and
+monitoring where Prometheus is installed. Hours: a part that has ended is written down, and --mend goes on behind it.
 """
 
 import shutil
@@ -11,20 +11,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 from xml.etree import ElementTree
 
 from program import command
+from program.errors import UserError
 from program.flags import parse_flags
-from tests.benchmarks.circumstances import ROOT, circumstances, keep, versions
+from tests.benchmarks.circumstances import ROOT, circumstances, commit, earlier, keep, now, versions
 
-Campaign = Literal["tests", "oracle", "faults", "soak", "monitoring"]
-PROGRAMS: dict[Campaign, str] = {
-    "tests": "-m pytest --campaign --dist loadfile --no-loadscope-reorder",
+PYTEST = "-m pytest --campaign --dist loadfile --no-loadscope-reorder"
+PROGRAMS = {
     "oracle": "-m tests.oracle --cases 400 --write_page",
     "faults": "-m tests.faults",
     "soak": "-m tests.faults.soak --minutes 30",
@@ -40,50 +40,62 @@ class Campaigns:
     workers: int = 2
     """Processes that files of tests are dealt to; 1 to 2 cores each."""
 
-    only: tuple[Campaign, ...] = get_args(Campaign)
-    """Which, in this order."""
+    only: tuple[str, ...] = ()
+    """Which parts: folders of tests (tests/training), tests (files at the top), oracle, faults, soak, monitoring. None:
+    all, in this order."""
+
+    mend: bool = False
+    """Leave out parts that went well before, at whichever commit: an interrupted run goes on. Each part names its
+    commit and date."""
 
     output: Path = ROOT / "docs/benchmarks/test_all.json"
-    """Of each its command, exit code and seconds; of tests the counts of each folder."""
+    """Of each part its command, commit, date, exit code, seconds and, of tests, counts. Parts that do not run stay."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 1 where one of them failed."""
+    """Exit code 1 where a part failed, now or, of those left out, before."""
     job = parse_flags(Campaigns, argv, "python -m tests.campaigns", __doc__)
-    found = circumstances()
+    every = parts(job.workers)
+    if unknown := [name for name in job.only if name not in every]:
+        raise UserError(f"--only {' '.join(unknown)}: not one of {', '.join(every)}")
+    found = circumstances() | {"parts": earlier(job.output).get("parts", {})}
     found["versions"] |= versions(("transformers", "pytest"))
-    for name in job.only:
-        found[name] = (
-            {"left_out": "Prometheus is not installed"}
-            if name == "monitoring" and not shutil.which("prometheus")
-            else run(name, job.workers)
-        )
-        keep(job.output, found)
-    print("\n".join(f"{name}: {found[name]}" for name in job.only))
-    return int(any(found[name].get("exit_code") for name in job.only))
+    chosen, at = job.only or tuple(every), commit()  # before the results make the checkout differ from it
+    for name in chosen:
+        if not (job.mend and found["parts"].get(name, {}).get("exit_code") == 0):
+            found["parts"][name] = run(name, every[name], at)
+            keep(job.output, found)
+    for name in chosen:
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found["parts"][name].items()))
+    return int(any(found["parts"][name].get("exit_code") for name in chosen))
 
 
-def run(name: Campaign, workers: int) -> dict[str, Any]:
-    """One of them, whose output goes to the terminal."""
-    words, start = PROGRAMS[name], time.monotonic()
+def parts(workers: int) -> Mapping[str, str]:
+    """Python's arguments for each part."""
+    tests = ROOT / "tests"
+    folders = sorted(folder.name for folder in tests.iterdir() if any(folder.rglob("test_*.py")))
+    top = " ".join(sorted(f"tests/{path.name}" for path in tests.glob("test_*.py")))
+    pytest = f"{PYTEST} -n {workers}"
+    return {f"tests/{name}": f"{pytest} tests/{name}" for name in folders} | {"tests": f"{pytest} {top}"} | PROGRAMS
+
+
+def run(name: str, words: str, at: str) -> dict[str, Any]:
+    """One part, whose output goes to the terminal."""
+    if name == "monitoring" and not shutil.which("prometheus"):
+        return {"left_out": "Prometheus is not installed"}
     with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.xml"
-        more = ["-n", str(workers), f"--junit-xml={results}"] if name == "tests" else []
-        code = subprocess.run([sys.executable, *words.split(), *more], cwd=ROOT).returncode
-        counts = {"folders": by_folder(results)} if results.is_file() else {}
-    return {"command": f"python {words}", "exit_code": code, "seconds": round(time.monotonic() - start), **counts}
+        results, start = Path(folder) / "results.xml", time.monotonic()
+        junit = [f"--junit-xml={results}"] if words.startswith(PYTEST) else []
+        code = subprocess.run([sys.executable, *words.split(), *junit], cwd=ROOT).returncode
+        seconds = round(time.monotonic() - start)
+        tests = counts(results) if results.is_file() else {}
+    return {"command": f"python {words}", "commit": at, "date": now(), "exit_code": code, "seconds": seconds, **tests}
 
 
-def by_folder(results: Path) -> dict[str, dict[str, int]]:
-    """Of pytest's XML: passed, failed and skipped tests of each folder, and their seconds."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    seconds: dict[str, float] = defaultdict(float)
-    for case in ElementTree.parse(results).iter("testcase"):
-        folder = "/".join(case.attrib["classname"].split(".")[:2])
-        end = next((ENDS[child.tag] for child in case if child.tag in ENDS), "passed")
-        counts[folder][end] += 1
-        seconds[folder] += float(case.attrib["time"])
-    return {folder: {**counts[folder], "seconds": round(seconds[folder])} for folder in sorted(counts)}
+def counts(results: Path) -> dict[str, int]:
+    """Of pytest's XML: how many tests passed, failed and were skipped."""
+    cases = ElementTree.parse(results).iter("testcase")
+    return dict(Counter(next((ENDS[child.tag] for child in case if child.tag in ENDS), "passed") for case in cases))
 
 
 if __name__ == "__main__":
