@@ -20,7 +20,7 @@ from training.config.run_config import RunConfig
 PAGE = runs.ROOT / "docs/callbacks.md"
 EXAMPLES = {"LogWeightNorm": 0, "StopAtLoss": 1, "z_loss": 2, "Lion": 3}
 FOUR = "--parallel.tensor_model_parallel_size 2".split()
-SHORT = "--train.train_iters 4 --train.global_batch_size 8 --train.micro_batch_size 1".split()
+SHORT = "--train.train_iters 4 --train.global_batch_size 8 --train.micro_batch_size 2".split()
 LION = "--optimizer.optimizer page:Lion --optimizer.lr 1e-3".split()
 
 
@@ -86,7 +86,7 @@ def test_they_compute_the_same_in_a_layout(alone: list[dict[str, Any]], folder: 
 def test_a_loss_is_the_same_with_context_ranks_and_further_predictions(folder: Path, prepared: Prepared) -> None:
     """Latent attention, experts and a depth of multi-token prediction, whose own loss stays the cross entropy."""
     flags = "--model.shape deepseek_v3_tiny --train.loss page:z_loss --train.train_iters 1".split()
-    flags += "--train.eval_interval 1 --train.eval_iters 1".split()
+    flags += "--train.global_batch_size 4 --train.eval_interval 1 --train.eval_iters 1".split()
     layout = "--parallel.context_parallel_size 2 --parallel.pipeline_model_parallel_size 2".split()
     lines = (
         runs.train(prepared, configured(folder, name, *flags, *more), ranks)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import runs
+from campaign import param
 from data.prepared import Prepared
 from program.errors import UserError
 from programs import Program
@@ -18,6 +19,8 @@ from training.custom.check import check
 from training.loop import Callback
 from training.progress import Progress
 from training.run_dir.fingerprint import facts
+
+SMALL = ("--train.train_iters", "4", "--train.global_batch_size", "2")
 
 MODULE = '''
 import os
@@ -423,7 +426,7 @@ def test_what_a_callback_raises_names_it(folder: Path, prepared: Prepared) -> No
     assert failure is not None and "wrong:Wishes: requests() must return StepRequests, found bool" in failure.text
 
 
-@pytest.mark.parametrize("path", ["wrong:Leaves", "wrong:Continues"])
+@pytest.mark.parametrize("path", ["wrong:Leaves", param("wrong:Continues")])
 def test_an_end_that_a_callback_causes_on_one_rank_is_a_fault(path: str, folder: Path, prepared: Prepared) -> None:
     flags = ("--train.train_iters", "3", "--train.callbacks", path)
     config = runs.configuration(folder / path, *flags, recipe=folder / "recipe.toml")
@@ -467,7 +470,7 @@ def test_a_forked_child_does_not_go_on_as_a_rank(folder: Path, prepared: Prepare
     assert len(runs.train(prepared, config, 1)) == 1
 
 
-@pytest.mark.parametrize("path, code", [("wrong:LeavesNow", 1), ("wrong:Becomes", 1), ("leaves_now:X", 2)])
+@pytest.mark.parametrize("path, code", [("wrong:LeavesNow", 1), param(("wrong:Becomes", 1)), ("leaves_now:X", 2)])
 def test_the_program_names_who_ended_a_rank_without_a_word(path: str, code: int, folder: Path, tmp_path: Path) -> None:
     flags = ["--run_dir", str(tmp_path / "run"), "--data.cache_dir", str(folder / "cache"), "--train.callbacks", path]
     flags += ["--nproc", "2", "--train.micro_batch_size", "2"]
@@ -485,7 +488,7 @@ def test_a_class_of_its_own_is_called_and_steps_that_are_counted_are_resumed(
     """Counted in each parameter's state, as a number and, by torch's own optimizers, as a tensor."""
 
     def trained(name: str, *flags: str) -> list[float]:
-        named = ("--optimizer.optimizer", optimizer, "--train.callbacks", "wrong:OfItsOwn", "--train.train_iters", "4")
+        named = ("--optimizer.optimizer", optimizer, "--train.callbacks", "wrong:OfItsOwn", *SMALL)
         config = runs.configuration(tmp_path / name, *named, *flags, recipe=folder / "recipe.toml")
         return runs.losses(runs.train(prepared, config, 1))
 

@@ -18,6 +18,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
 import runs
+from campaign import some
 from data.prepared import Prepared
 from parallel import failures, groups, launch, local_ranks, output
 from parallel.launch import Identity
@@ -46,11 +47,11 @@ from training.watchdog.stop_signal import StopSignal
 FOLDER = "tests/training/evaluation/tasks"
 NAMES = ("triplane_capitals", "triplane_last_words", "triplane_proverbs", "triplane_completions")
 FLAGS = ("--train.train_iters", "2", "--eval.interval", "1", "--eval.task_folder", FOLDER, "--eval.tasks", *NAMES)
-TP2SP_PP2 = (
+THREE_PLANES = (
     "--parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel True "
-    "--parallel.pipeline_model_parallel_size 2"
+    "--parallel.pipeline_model_parallel_size 2 --parallel.expert_model_parallel_size 2 "
+    "--parallel.expert_tensor_parallel_size 1"
 )
-LAYOUTS = {"llama2_tiny": ("cp2", "dp2zero3", "pp2vpp2"), "mixtral_tiny": ("ep2dp2",)}
 CONTEXT = "Still waters run"
 LETTERS = string.ascii_letters + string.digits + string.punctuation + " "
 
@@ -100,26 +101,20 @@ def begin_texts(path: Path) -> None:
 class Trained:
     """A run that was judged while it trained, its export, and what the harness' own HFLM gives that."""
 
-    def __init__(self, shape: str, layout: str, given: tuple[str, ...], folder: Path, tasks: PreparedTasks) -> None:
-        self.shape, self.run_dir, self.exported, self.scores = shape, folder / "run", folder / "hf", folder / "scores"
-        flags = (*FLAGS, *given, "--model.shape", shape, "--model.hidden_dropout", "0.1", *layout.split())
-        self.config = runs.configuration(self.run_dir, *flags)
-        world_size = 4 if layout == TP2SP_PP2 else 2
-        self.metrics = runs.train(prepare(self.config, None), self.config, world_size, tasks=tasks)
-        assert convert(["export", str(self.run_dir / "checkpoints/iter_0000002"), str(self.exported)]) == 0
-
-    @property
-    def expected(self) -> dict[str, Any]:
-        return json.loads(self.scores.read_text())
+    def __init__(self, given: tuple[str, ...], folder: Path, tasks: PreparedTasks) -> None:
+        self.run_dir, exported, scores = folder / "run", folder / "hf", folder / "scores"
+        flags = (*FLAGS, *given, "--model.shape", "mixtral_tiny", "--model.hidden_dropout", "0.1")
+        self.config = runs.configuration(self.run_dir, *flags, *THREE_PLANES.split())
+        self.metrics = runs.train(prepare(self.config, None), self.config, 4, tasks=tasks)
+        assert convert(["export", str(self.run_dir / "checkpoints/iter_0000002"), str(exported)]) == 0
+        run_ranks(1, scores_of_hflm, exported, scores, tasks)
+        self.expected: dict[str, Any] = json.loads(scores.read_text())
 
 
 @pytest.fixture(scope="module")
-def trained(given: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory, tasks: PreparedTasks) -> list[Trained]:
-    """A dense model in three planes, and one with its experts on two ranks."""
-    layouts = {"llama2_tiny": TP2SP_PP2, "mixtral_tiny": "--parallel.expert_model_parallel_size 2"}
-    found = [Trained(shape, layout, given, tmp_path_factory.mktemp(shape), tasks) for shape, layout in layouts.items()]
-    run_ranks(1, scores_of_hflm, [(one.exported, one.scores) for one in found], tasks)
-    return found
+def trained(given: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory, tasks: PreparedTasks) -> Trained:
+    """A model with experts, in three planes."""
+    return Trained(given, tmp_path_factory.mktemp("trained"), tasks)
 
 
 def judged(lm: Any, tasks: PreparedTasks) -> dict[str, Any]:
@@ -135,15 +130,14 @@ def judged(lm: Any, tasks: PreparedTasks) -> dict[str, Any]:
     return {"results": results, "letters": lm.loglikelihood(letters), **answers}
 
 
-def scores_of_hflm(identity: Identity, folders: list[tuple[Path, Path]], tasks: PreparedTasks) -> None:
+def scores_of_hflm(identity: Identity, exported: Path, found: Path, tasks: PreparedTasks) -> None:
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM
 
-    for exported, found in folders:
-        model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32, attn_implementation="eager")
-        model.config._experts_implementation = "eager"
-        lm = HFLM(pretrained=model, tokenizer=str(exported), max_length=64, batch_size=4)
-        found.write_text(json.dumps(judged(lm, tasks)))
+    model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32, attn_implementation="eager")
+    model.config._experts_implementation = "eager"
+    lm = HFLM(pretrained=model, tokenizer=str(exported), max_length=64, batch_size=4)
+    found.write_text(json.dumps(judged(lm, tasks)))
 
 
 def scores_of_layout(run_dir: Path, layout: str, tasks: PreparedTasks, found: Path) -> dict[str, Any]:
@@ -185,43 +179,40 @@ def check_results(found: dict[str, Any], expected: dict[str, Any]) -> None:
                 assert found[name][key] == (value if exact else pytest.approx(value, rel=2e-3)), (name, key)
 
 
-def test_scores_in_training_are_those_of_the_exported_model(trained: list[Trained]) -> None:
-    for one in trained:
-        lines = [json.loads(line) for line in (one.run_dir / "evaluations.jsonl").read_text().splitlines()]
-        assert [(line["iteration"], line["task"]) for line in lines] == [(n, name) for n in (1, 2) for name in NAMES]
-        last = {
-            line["task"]: {f"{key},none": value for key, value in line["metrics"].items()}
-            for line in lines[-len(NAMES) :]
-        }
-        assert {*last["triplane_capitals"]} == {"acc,none", "acc_stderr,none", "acc_norm,none", "acc_norm_stderr,none"}
-        check_results(last, one.expected["results"])
-        logged = [line for line in one.metrics if "eval/triplane_capitals/acc" in line]
-        assert [line["iteration"] for line in logged] == [1, 2] and logged[0] != {**logged[1], "iteration": 1}
-        assert logged[1]["eval/triplane_capitals/acc"] == one.expected["results"]["triplane_capitals"]["acc,none"]
+def test_scores_in_training_are_those_of_the_exported_model(trained: Trained) -> None:
+    lines = [json.loads(line) for line in (trained.run_dir / "evaluations.jsonl").read_text().splitlines()]
+    assert [(line["iteration"], line["task"]) for line in lines] == [(n, name) for n in (1, 2) for name in NAMES]
+    last = {
+        line["task"]: {f"{key},none": value for key, value in line["metrics"].items()} for line in lines[-len(NAMES) :]
+    }
+    assert {*last["triplane_capitals"]} == {"acc,none", "acc_stderr,none", "acc_norm,none", "acc_norm_stderr,none"}
+    expected = trained.expected["results"]
+    check_results(last, expected)
+    logged = [line for line in trained.metrics if "eval/triplane_capitals/acc" in line]
+    assert [line["iteration"] for line in logged] == [1, 2] and logged[0] != {**logged[1], "iteration": 1}
+    assert logged[1]["eval/triplane_capitals/acc"] == expected["triplane_capitals"]["acc,none"]
 
 
-def test_scores_are_the_same_in_every_layout(trained: list[Trained], tasks: PreparedTasks, tmp_path: Path) -> None:
-    assert any(text for one in trained for text in one.expected["generate_until"])
-    for one in trained:
-        for layout in LAYOUTS[one.shape]:
-            found = scores_of_layout(one.run_dir, layout, tasks, tmp_path / f"{one.shape}_{layout}")
-            check_equal(found, one.expected)
+@pytest.mark.parametrize("layout", some(("cp2", "dp2zero3", "pp2vpp2", "ep2dp2"), ("cp2", "ep2dp2")))
+def test_scores_are_the_same_in_every_layout(
+    layout: str, trained: Trained, tasks: PreparedTasks, tmp_path: Path
+) -> None:
+    assert any(trained.expected["generate_until"])
+    check_equal(scores_of_layout(trained.run_dir, layout, tasks, tmp_path / "scores"), trained.expected)
 
 
-def test_training_is_the_same_bit_for_bit(trained: list[Trained], tmp_path: Path) -> None:
+def test_training_is_the_same_bit_for_bit(trained: Trained, tmp_path: Path) -> None:
     """With dropout, which an evaluation must neither have nor draw for."""
-    judged = trained[0]
-    plain = dataclasses.replace(
-        judged.config, run_dir=str(tmp_path), eval=dataclasses.replace(judged.config.eval, tasks=())
-    )  # fmt: skip
+    without = dataclasses.replace(trained.config.eval, tasks=())
+    plain = dataclasses.replace(trained.config, run_dir=str(tmp_path), eval=without)
     lines = runs.train(prepare(plain, None), plain, 4)
-    numbers = [(one["loss"], one["grad_norm"]) for one in judged.metrics if "loss" in one]
+    numbers = [(one["loss"], one["grad_norm"]) for one in trained.metrics if "loss" in one]
     assert [(one["loss"], one["grad_norm"]) for one in lines] == numbers and len(numbers) == 2
 
 
-def test_the_tool_prints_and_writes_the_scores_of_a_run(trained: list[Trained], tmp_path: Path) -> None:
+def test_the_tool_prints_and_writes_the_scores_of_a_run(trained: Trained, tmp_path: Path) -> None:
     """python -m tools.evaluate"""
-    arguments = [str(trained[0].run_dir), "--tasks", ",".join(NAMES), "--task_folder", FOLDER, "--layout", "dp2",
+    arguments = [str(trained.run_dir), "--tasks", ",".join(NAMES), "--task_folder", FOLDER, "--layout", "dp2",
                  "--device", "cpu", "--output", str(tmp_path / "scores.json")]  # fmt: skip
     program = Program(arguments, tmp_path / "tool", module="tools.evaluate")
     out, err = program.communicate()
@@ -232,7 +223,7 @@ def test_the_tool_prints_and_writes_the_scores_of_a_run(trained: list[Trained], 
     accuracy = written["results"]["triplane_capitals"]["acc,none"]
     assert rows[1][:6] == ["triplane_capitals", "2", "16", "acc", "↑", f"{accuracy:.4f}"]
     assert written["config"]["model_args"]["layout"] == "TP 1 x PP 1 x DP 2" and written["lm_eval_version"] == "0.4.13"
-    check_results(written["results"], trained[0].expected["results"])
+    check_results(written["results"], trained.expected["results"])
     assert "72 loglikelihood requests" in err and "83 requests in " in err
 
 

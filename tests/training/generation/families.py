@@ -34,7 +34,7 @@ CROWDED = "mixtral_tiny, crowded"
 """The same weights, with experts that have room for half of their tokens in training."""
 PROMPTS: tuple[list[int], ...] = ([5], list(range(40, 80)), [0, 1, 2, 0, 1, 2, 250, 256])
 """One token; more than windows, original contexts and a part of a prefill; the first and the last ids."""
-NEW_TOKENS, SEQ_LENGTH, PREFILL_TOKENS = 16, 64, 16
+NEW_TOKENS, SEQ_LENGTH, PREFILL_TOKENS = 10, 64, 16
 
 
 def write_checkpoints(folder: Path, names: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""One bit of one replica changes: the parameter and the rank are named, nothing of it is saved, a restart is exact."""
+"""One bit of one replica changes: the parameter and the rank are named, nothing of it is saved."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from campaign import some
 from data.prepared import Prepared
-from tests.training.health.injected import Rank, inject, run, tensors
+from tests.training.health.injected import Rank, inject, run
 from training.checkpoint import folders
 from training.health import stragglers, update_policy
 from training.health.replica_check import checksum, combined, sides_of
@@ -19,7 +20,7 @@ ITERS = ("--train.train_iters", "4")
 SMALL = ("--train.global_batch_size", "3")
 WHOLE = ("--parallel.use_distributed_optimizer", "False")
 TENSOR = ("--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True")
-EXPERTS = ("--model.shape", "mixtral_tiny", "--parallel.expert_model_parallel_size", "2")
+EXPERTS = "--model.shape mixtral_tiny --parallel.expert_model_parallel_size 2 --train.global_batch_size 4".split()
 
 
 class Flip(Rank):
@@ -59,18 +60,18 @@ def stopped(run_dir: Path, saved: int) -> None:
     ("world_size", "flags", "name", "words"),
     [
         (3, (*OFTEN, *WHOLE, *SMALL), "layers.1.mlp.linear_fc1.weight", " of rank 1 ("),
-        (2, (*OFTEN, *TENSOR), "layers.2.self_attention.linear_qkv.layer_norm_weight", " differs between ranks 0, 1 ("),
+        (2, (*OFTEN, *TENSOR, *SMALL), "layers.2.self_attention.linear_qkv.layer_norm_weight",
+         " differs between ranks 0, 1 ("),
         (4, (*EXPERTS, *WHOLE), "layers.1.mlp.experts.linear_fc1.weight[2]", " differs between ranks 1, 3 ("),
     ],
-)
+)  # fmt: skip
 def test_a_bit_that_flips_is_found(
     world_size: int, flags: tuple[str, ...], name: str, words: str, prepared: Prepared, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(Flip, "name", name)
-    with monkeypatch.context() as patched:
-        inject(patched, Flip)
-        code, failure = run(prepared, tmp_path / "run", world_size, *ITERS, *flags)
+    inject(monkeypatch, Flip)
+    code, failure = run(prepared, tmp_path / "run", world_size, *ITERS, *flags)
     assert code == 1
     assert failure is not None
     assert "Traceback" not in failure.text
@@ -79,9 +80,6 @@ def test_a_bit_that_flips_is_found(
     stopped(tmp_path / "run", 2)
     if world_size == 3:
         assert "differs from that of 2 others" in failure.text
-        assert run(prepared, tmp_path / "run", world_size, *ITERS, *flags) == (0, None)
-        assert run(prepared, tmp_path / "straight", world_size, *ITERS, *flags) == (0, None)
-        assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "straight", 4)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,7 @@ HEALTHY: dict[str, tuple[int, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", HEALTHY)
+@pytest.mark.parametrize("layout", some(HEALTHY, ("tp2sp pp2 tied",)))
 def test_a_healthy_run_gives_no_alarm(
     layout: str, prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +116,7 @@ def test_a_healthy_run_gives_no_alarm(
     busy = ("--fault.replica_check_interval", "1", "--fault.watch_interval", "2")
     monkeypatch.setattr(update_policy, "SPIKE_WINDOW", 4)
     monkeypatch.setattr(stragglers, "RATIO", 9.0)  # on a busy machine
-    assert run(prepared, tmp_path, world_size, "--train.train_iters", "4", *busy, *flags) == (0, None)
+    assert run(prepared, tmp_path, world_size, *ITERS, "--train.global_batch_size", "2", *busy, *flags) == (0, None)
     out = capfd.readouterr().out
     assert not [
         line for line in out.splitlines() if any(word in line for word in ("slower", "differ", "sigma", "grows"))

@@ -46,9 +46,9 @@ def test_a_jump_is_told_once(
 ) -> None:
     """By a resumed run too, which knows nothing of the iterations before but what lies in the checkpoint."""
     inject(monkeypatch, BadBatch)
-    assert run(prepared, tmp_path, 2, *FLAGS, "--train.exit_interval", "6") == (0, None)
+    assert run(prepared, tmp_path, 1, *FLAGS, "--train.exit_interval", "6") == (0, None)
     assert jumps(capfd) == []
-    assert run(prepared, tmp_path, 2, *FLAGS) == (0, None)
+    assert run(prepared, tmp_path, 1, *FLAGS) == (0, None)
     [said] = jumps(capfd)
     assert said.startswith("iteration 7: loss ")
     assert "sigma above " in said
@@ -92,13 +92,13 @@ def test_or_the_next_start_passes_over_it(
     monkeypatch.setattr(BadBatch, "last", 7)
     with monkeypatch.context() as patched:
         inject(patched, BadBatch)
-        code, failure = run(prepared, tmp_path / "run", 2, *flags)
+        code, failure = run(prepared, tmp_path / "run", 1, *flags)
         assert code == 1
         assert failure is not None
         assert failure.text.startswith("iteration 7: loss ")
         assert "skips the update of samples 12 to 13 (" in failure.text
         capfd.readouterr()
-        assert run(prepared, tmp_path / "run", 2, *flags) == (0, None)
+        assert run(prepared, tmp_path / "run", 1, *flags) == (0, None)
     out = capfd.readouterr().out
     noted = tmp_path / "run/skipped_samples.json"
     assert out.count(f"iteration 7: its update is skipped, as {noted} says") == 1
@@ -106,7 +106,7 @@ def test_or_the_next_start_passes_over_it(
     assert [line["skipped"] for line in read_jsonl(tmp_path / "run/metrics.jsonl")][-2:] == [1, 0]
     (tmp_path / "other").mkdir()
     (tmp_path / "other/skipped_samples.json").write_bytes(noted.read_bytes())
-    assert run(prepared, tmp_path / "other", 2, *flags) == (0, None)
+    assert run(prepared, tmp_path / "other", 1, *flags) == (0, None)
     assert tensors(tmp_path / "run", 8) == tensors(tmp_path / "other", 8)
     state = json.loads((tmp_path / "run/checkpoints/iter_0000008/state.json").read_text())
     assert state["entries"]["watch"]["passed_over"] == [[12, 14]]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from campaign import param
 from data.prepared import Prepared
 from parallel import groups
 from parallel.launch import Identity
@@ -32,7 +33,7 @@ class Sleeps(Rank):
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--train.micro_batch_size", "4"),  # by whole stages
+        param((("--train.micro_batch_size", "4"),)),  # by whole stages
         ("--train.micro_batch_size", "8", "--parallel.tensor_model_parallel_size", "2"),  # by attention alone
     ],
 )

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from campaign import param
 from models.costs.predict import fullest
 from models.resolve import resolve
 from tools.plan.__main__ import main
@@ -50,8 +51,8 @@ def rows(lines: list[str]) -> list[tuple[str, float, float, bool]]:
     [
         (f"{LLAMA} --train.micro_batch_size 2", "recompute full:uniform:1"),
         (f"{LLAMA} --parallel.use_distributed_optimizer False", "optim_grads_params"),
-        (f"{LLAMA} --parallel.tensor_model_parallel_size 2 --train.micro_batch_size 4", "micro_batch_size 1"),
-        (f"{LLAMA.replace('llama3_8b', 'llama3_70b')} --parallel.tensor_model_parallel_size 8", ""),
+        param((f"{LLAMA} --parallel.tensor_model_parallel_size 2 --train.micro_batch_size 4", "micro_batch_size 1")),
+        param((f"{LLAMA.replace('llama3_8b', 'llama3_70b')} --parallel.tensor_model_parallel_size 8", "")),
     ],
     ids=["activations", "states", "batch", "large"],
 )

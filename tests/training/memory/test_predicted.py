@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import runs
+from campaign import param
 from data.prepared import Prepared
 from models.config import ModelConfig
 from models.costs.predict import Predicted, fullest, of_stage, of_stages
@@ -129,9 +130,9 @@ def reports(text: str) -> list[str]:
     "flags",
     [
         "--parallel.tensor_model_parallel_size 2 --parallel.pipeline_model_parallel_size 2 --precision.dtype bf16",
-        "--parallel.use_distributed_optimizer False --precision.dtype fp16",
-        "--parallel.data_parallel_sharding_strategy zero2",
-        "--parallel.data_parallel_sharding_strategy zero2 --precision.dtype bf16",
+        param("--parallel.use_distributed_optimizer False --precision.dtype fp16"),
+        param("--parallel.data_parallel_sharding_strategy zero2"),
+        param("--parallel.data_parallel_sharding_strategy zero2 --precision.dtype bf16"),
         "--parallel.data_parallel_sharding_strategy zero3 --precision.dtype bf16 --precision.grad_reduce_in_fp32 False",
     ],
     ids=["stages", "replicas", "ZeRO-2 fp32", "ZeRO-2", "ZeRO-3"],

@@ -11,6 +11,7 @@ import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
 import runs
+from campaign import param, some
 from data.prepared import Prepared
 from models.names import canonical
 from models.resolve import resolve
@@ -72,7 +73,7 @@ def test_numbers_are_of_the_size_that_they_must_have(reference: list[dict[str, A
     assert first["mtp_loss"] == pytest.approx([math.log(257)] * 2, abs=0.2)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", some(LAYOUTS, ("tp2sp", "pp2", "zero3")))
 def test_every_layout_measures_the_same(
     layout: str, reference: list[dict[str, Any]], prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -108,7 +109,8 @@ def test_blocks_add_up_to_the_whole_model(reference: list[dict[str, Any]]) -> No
     ],
 )
 def test_balancing_losses_of_other_kinds(kind: str, flags: str, rel: float, prepared: Prepared, tmp_path: Path) -> None:
-    flags_of_all = [*SHORT, *EXPERTS, *BALANCED, "--model.moe_router_load_balancing_type", kind]
+    of_kind = f"--model.num_layers 2 --model.moe_router_load_balancing_type {kind}".split()
+    flags_of_all = [*SHORT, *EXPERTS, *BALANCED, *of_kind]
     one = runs.train(prepared, runs.configuration(tmp_path / "one", *flags_of_all), 1)
     two = runs.train(prepared, runs.configuration(tmp_path / "two", *flags_of_all, *flags.split()), 2)
     assert 0.99 < one[0]["load_balancing_loss"] < 1.2
@@ -195,7 +197,7 @@ def see_dropping(trial: Trial, dropped: float) -> None:
     assert values["expert_load_max"] == 2.0
 
 
-@pytest.mark.parametrize(("pad", "capacity", "dropped"), [(False, 0.5, 0.75), (True, 1.0, 0.5), (False, 2.0, 0.0)])
+@pytest.mark.parametrize("pad, capacity, dropped", [(False, 0.5, 0.75), (True, 1.0, 0.5), param((False, 2.0, 0.0))])
 def test_assignments_beyond_capacity_are_dropped(
     pad: bool, capacity: float, dropped: float, prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -227,10 +229,11 @@ def see_each_token_once(trial: Trial) -> None:
     assert experts.report() == depths.report() == {}
 
 
-@pytest.mark.parametrize("recompute", ["--train.recompute full:uniform:1", "--train.recompute selective:moe"])
+@pytest.mark.parametrize("recompute", ["full:uniform:1", param("selective:moe")])
 def test_each_token_counts_once(recompute: str, prepared: Prepared, tmp_path: Path) -> None:
     """Though activations are recomputed; those of an evaluation never."""
-    run_ranks(1, with_trial, runs.configuration(tmp_path, *ALL, *recompute.split()), prepared, see_each_token_once)
+    config = runs.configuration(tmp_path, *ALL, "--train.recompute", recompute)
+    run_ranks(1, with_trial, config, prepared, see_each_token_once)
 
 
 # Sinks

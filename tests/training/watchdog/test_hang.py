@@ -53,6 +53,7 @@ def until_it_trains(run: Program, run_dir: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.campaign
 def test_a_stopped_rank_is_named_and_all_end(start: Callable[..., Program], prepared: Prepared, tmp_path: Path) -> None:
     run = start("--nproc", "2", "--fault.step_timeout_s", "6")
     until_it_trains(run, tmp_path / "run")
@@ -131,7 +132,7 @@ class AskedWhileEvaluating(Heartbeat):
 
 
 def test_an_evaluation_is_broken_off_where_one_rank_was_asked_to_stop(prepared: Prepared, tmp_path: Path) -> None:
-    flags = ("--train.eval_interval", "2", "--train.eval_iters", "100000", "--train.train_iters", "9")
+    flags = ("--train.eval_interval", "2", "--train.eval_iters", "100000", "--train.train_iters", "5")
     config = runs.configuration(tmp_path, *flags)
     output.make_run_dir(tmp_path)
     console = tmp_path / "console"
@@ -153,4 +154,4 @@ def test_an_evaluation_is_broken_off_where_one_rank_was_asked_to_stop(prepared: 
     assert not [line for line in read_jsonl(tmp_path / "metrics.jsonl") if "validation_loss" in line]
     more = runs.configuration(tmp_path, *flags[:2], "--train.eval_iters", "2", *flags[4:])
     lines = runs.train(prepared, more, 2)
-    assert [line["iteration"] for line in lines if "validation_loss" in line] == [4, 6, 8, 9]
+    assert [line["iteration"] for line in lines if "validation_loss" in line] == [4, 5]

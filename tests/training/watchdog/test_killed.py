@@ -21,7 +21,7 @@ HOST = HostMemory(available=20 * 2**30, total=24 * 2**30, kills=(0, 3))
 def killed_rank(identity: Identity) -> int:
     if identity.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    time.sleep(0.5)  # or the launcher would give it its time to end
     return 0
 
 

@@ -146,6 +146,7 @@ def scenario_a_node_that_does_not_answer_is_named(start: Start, tmp_path: Path) 
     assert "it is down or cut off; last report: iteration 5, phase evaluation" in said
 
 
+@pytest.mark.campaign
 def scenario_a_killed_rank_is_named_at_once(start: Start, tmp_path: Path) -> None:
     ranks = start("wait", "n1", "n2", timeout_s=600.0)
     assert ranks[1].stdout is not None
@@ -182,6 +183,7 @@ def scenario_the_first_failure_is_shown_and_its_echo_is_not(start: Start, tmp_pa
     ]
 
 
+@pytest.mark.campaign
 def scenario_an_echo_is_shown_where_there_is_no_other_failure(start: Start, tmp_path: Path) -> None:
     ranks = start("mistake", "n1", "n2")
     codes, said = end(ranks)
@@ -193,10 +195,12 @@ def scenario_what_heard_sigterm_may_be_killed_without_a_word(start: Start, tmp_p
     asked_and_killed(signal.SIGTERM, start, tmp_path)
 
 
+@pytest.mark.campaign
 def scenario_what_heard_sigusr2_may_be_killed_without_a_word(start: Start, tmp_path: Path) -> None:
     asked_and_killed(signal.SIGUSR2, start, tmp_path)
 
 
+@pytest.mark.campaign
 def scenario_what_heard_sigint_may_be_killed_without_a_word(start: Start, tmp_path: Path) -> None:
     asked_and_killed(signal.SIGINT, start, tmp_path)
 
@@ -281,14 +285,14 @@ def scenario_the_watchdog_goes_with_its_rank_and_takes_the_pages_along(start: St
 
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> together.Played:
-    """Three at once: they wait for timeouts, and their ranks are small."""
+    """Four at once: they wait for timeouts, and their ranks are small."""
 
     def run(name: str, scenario: Callable[[Start, Path], None]) -> None:
         folder = tmp_path_factory.mktemp(name)
         with starting(folder) as start:
             scenario(start, folder)
 
-    return together.play(request, 3, run)
+    return together.play(request, 4, run)
 
 
 @pytest.mark.parametrize("name", together.names(globals()))

@@ -46,7 +46,7 @@ def spin() -> None:
 def happen(what: str, iteration: int, heartbeat: Heartbeat, run_dir: Path) -> None:
     """``what`` goes wrong."""
     if what == "slow":
-        time.sleep(1.0)
+        time.sleep(0.6)
     if what == "refused":
         raise RuntimeError("Connection closed by peer")
     if iteration != 5:
