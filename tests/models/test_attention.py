@@ -1,5 +1,6 @@
 """Attention in blocks against a dense mask in float64: windows, documents, context parallelism, dropout, memory."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from campaign import some
 from models.config import ModelConfig
 from models.layers.blockwise_attention import AttentionMask, QueryBlock, Softmax, attend_in_blocks
 from models.layers.chunked import Temperature
@@ -294,8 +296,12 @@ def _over_context(identity: Identity, cp: int, left: int | None, packed: bool) -
         assert_same(with_gradients(output, local, mine(grad)), [mine(tensor) for tensor in expected])
 
 
-@pytest.mark.parametrize(("left", "packed"), [(None, False), (7, False), (None, True), (7, True)])
-@pytest.mark.parametrize("cp", [2, 4])
+CONTEXTS = list(itertools.product((2, 4), (None, 7), (False, True)))
+
+
+@pytest.mark.parametrize(
+    ("cp", "left", "packed"), some(CONTEXTS, [(2, None, False), (2, 7, True), (4, None, True), (4, 7, False)])
+)
 def test_context_ranks_together_are_dense_attention(cp: int, left: int | None, packed: bool) -> None:
     """Output and all gradients, 2 samples, 2 heads a group."""
     run_ranks(cp, _over_context, cp, left, packed)

@@ -184,8 +184,9 @@ def _seen(identity: Identity) -> None:
     assert seen == [1]
 
 
+@pytest.mark.campaign
 def test_the_c_compiler_of_a_cpu_is_used() -> None:
-    """Inductor, in a forked rank, forward and backward."""
+    """Inductor, in a forked rank, forward and backward; the suite's: tests/gpu_path/test_compiled.py."""
     run_ranks(1, _fused)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import campaign
 from models.config import ModelConfig
 from models.costs.parameters import parameters
 from models.families import SHAPES
@@ -21,7 +22,12 @@ from program.errors import UserError
 from ranks import run_ranks
 
 FP32 = PrecisionConfig(dtype="fp32")
-TINY = [name for name in SHAPES if name == "debug" or name.endswith("_tiny")]
+FEW = [f"{name}_tiny" for name in (
+    "gpt2", "pythia", "olmo2", "gemma2", "glm4", "apertus", "qwen2_moe", "deepseek_v3", "gpt_oss", "llama4", "glm45",
+    "mamba2", "nemotron_h", "nemotron3", "qwen35_moe",
+)]  # fmt: skip
+"""Each kind of layer, norm, bias, tensor."""
+OTHERS = [name for name in SHAPES if name == "debug" or (name.endswith("_tiny") and name not in FEW)]
 
 
 def build(
@@ -51,8 +57,8 @@ def on_ranks(world_size: int, parallel: ParallelConfig, check: Any, *args: Any) 
 # ---- names and weights
 
 
-def _all_names(ranks: Any, parallel: ParallelConfig) -> None:
-    for shape in TINY:
+def _all_names(ranks: Any, parallel: ParallelConfig, shapes: list[str]) -> None:
+    for shape in shapes:
         _names(ranks, parallel, shape)
 
 
@@ -70,9 +76,10 @@ def _names(ranks: Any, parallel: ParallelConfig, shape: str) -> None:
     assert trained == {parameter.name: parameter.size for parameter in parameters(listed)}, shape
 
 
-def test_a_model_has_exactly_the_parameters_that_its_shape_lists() -> None:
+@pytest.mark.parametrize("shapes", [FEW, campaign.param(OTHERS)], ids=["few", "others"])
+def test_a_model_has_exactly_the_parameters_that_its_shape_lists(shapes: list[str]) -> None:
     """Of each family, with the names of Transformer Engine's fused norms, whichever spec built it."""
-    on_ranks(1, ParallelConfig(), _all_names)
+    on_ranks(1, ParallelConfig(), _all_names, shapes)
 
 
 def _initial_values(ranks: Any, parallel: ParallelConfig, shape: str) -> None:

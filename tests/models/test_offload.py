@@ -20,7 +20,6 @@ from tools.parity.layouts import shrink, with_layout
 from training.cli import parse
 from training.config.run_config import RunConfig
 
-MICROBATCHES = 4
 FULL = {"recompute": "full:uniform:1"}
 
 
@@ -34,6 +33,11 @@ def configured(layout: str, shape: str, **fields: Any) -> tuple[RunConfig, int]:
     return with_layout(shrink(config, num_layers=4), layout)
 
 
+def microbatches(config: RunConfig) -> int:
+    """Two of each stage, so that each gives back one pass while it goes on with another."""
+    return 2 * config.parallel.pipeline_model_parallel_size
+
+
 def batches(config: RunConfig) -> list[Batch]:
     draw, size = torch.Generator().manual_seed(7), config.model.seq_length
     return [
@@ -41,7 +45,7 @@ def batches(config: RunConfig) -> list[Batch]:
             tokens=(tokens := torch.randint(VOCABULARY, (1, size), generator=draw)),
             labels=tokens.roll(-1, 1), loss_mask=torch.ones(1, size), position_ids=torch.arange(size)[None],
         )
-        for _ in range(MICROBATCHES)
+        for _ in range(microbatches(config))
     ]  # fmt: skip
 
 
@@ -57,7 +61,7 @@ def compare(identity: Identity, config: RunConfig, world_size: int) -> None:
         offload._Layer.keep = counted  # type: ignore[method-assign]
         moved = dataclasses.replace(config, train=dataclasses.replace(config.train, cpu_offloading_num_layers=1))
         found = sums_and_gradients(moved, ranks, batches(config))
-        assert len(kept) >= MICROBATCHES
+        assert len(kept) >= microbatches(config)
         assert plain.keys() == found.keys()
         for name, expected in plain.items():
             assert torch.equal(found[name], expected), name

@@ -2,6 +2,7 @@
 
 import pytest
 
+from campaign import param
 from models.costs.peak import crowding, stage_memory
 from models.costs.states import BlockStack
 from tests.tools.plan.test_layouts import question
@@ -43,7 +44,7 @@ def test_any_row_of_a_table_has_an_answer(sizes: tuple[int, ...], microbatches: 
     assert all(share >= 0 for share in crowding(sizes, 0, 4, microbatches))
 
 
-@pytest.mark.parametrize("model, gpus, fixed", [("deepseek_v3", 1024, {"pp": 16}), ("llama31_405b", 512, {})])
+@pytest.mark.parametrize("model, gpus, fixed", [("deepseek_v3", 1024, {"pp": 16}), param(("llama31_405b", 512, {}))])
 def test_no_stage_holds_more_than_the_fullest(model: str, gpus: int, fixed: dict[str, int]) -> None:
     """DeepSeek-V3's first three blocks are dense: its fullest stage may be the first without them."""
     asked = question(model, gpus=gpus, batch=4096, zero=1, **fixed)

@@ -7,7 +7,7 @@ import pytest
 
 from campaign import some
 from models.costs.parameters import parameters
-from models.families import SHAPES
+from models.families import SHAPES, TINY
 from models.hf.shapes import read_shape, write_config
 from models.hf.tables import entries, full_name, is_computed
 from training.checkpoint.format.coverage import covered_once
@@ -29,11 +29,9 @@ def test_a_configuration_means_the_shape_that_it_was_written_from(name: str) -> 
 
 
 ROWS = [name for name in SHAPES if name not in LARGE]
-FEW_EXPERTS = [name for name in ROWS if (SHAPES[name].num_moe_experts or 0) <= 16]
-"""The tiny ones of each family, and all dense ones: with hundreds of experts a shape has the same rows, for seconds."""
 
 
-@pytest.mark.parametrize("name", some(ROWS, FEW_EXPERTS))
+@pytest.mark.parametrize("name", some(ROWS, TINY))
 def test_each_row_of_ours_is_one_row_of_theirs(name: str) -> None:
     shape = SHAPES[name]
     model_type, _ = write_config(shape)
