@@ -101,6 +101,7 @@ def test_a_loss_is_the_same_with_context_ranks_and_further_predictions(folder: P
     assert abs(one["validation_loss"] - plain["validation_loss"]) < 0.01  # not the weighted one
 
 
+@pytest.mark.campaign
 def test_a_callback_ends_the_run(alone: list[dict[str, Any]], folder: Path, prepared: Prepared) -> None:
     flags = ("--train.callbacks", "page:StopAtLoss", "--train.train_iters", "500", "--train.eval_interval", "400")
     lines = runs.train(prepared, configured(folder, "finished", *flags, "--train.eval_iters", "1"), 2)

@@ -72,6 +72,7 @@ def test_its_update_is_passed_over(
         assert six.read_bytes()[:100_000] == eight.read_bytes()[:100_000]
 
 
+@pytest.mark.campaign
 def test_or_the_run_stops(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, BadBatch)
     code, failure = run(prepared, tmp_path, 1, *FLAGS, "--fault.spike", "stop")

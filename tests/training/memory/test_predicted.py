@@ -133,7 +133,10 @@ def reports(text: str) -> list[str]:
         param("--parallel.use_distributed_optimizer False --precision.dtype fp16"),
         param("--parallel.data_parallel_sharding_strategy zero2"),
         param("--parallel.data_parallel_sharding_strategy zero2 --precision.dtype bf16"),
-        "--parallel.data_parallel_sharding_strategy zero3 --precision.dtype bf16 --precision.grad_reduce_in_fp32 False",
+        param(
+            "--parallel.data_parallel_sharding_strategy zero3 --precision.dtype bf16 "
+            "--precision.grad_reduce_in_fp32 False"
+        ),
     ],
     ids=["stages", "replicas", "ZeRO-2 fp32", "ZeRO-2", "ZeRO-3"],
 )

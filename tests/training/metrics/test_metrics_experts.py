@@ -105,7 +105,7 @@ def test_blocks_add_up_to_the_whole_model(reference: list[dict[str, Any]]) -> No
     [
         ("seq_aux_loss", "--parallel.context_parallel_size 2", 1e-5),
         # Its running means are over microbatches, of which each of two replicas has half: close, not the same.
-        ("global_aux_loss", "", 0.02),
+        param(("global_aux_loss", "", 0.02)),
     ],
 )
 def test_balancing_losses_of_other_kinds(kind: str, flags: str, rel: float, prepared: Prepared, tmp_path: Path) -> None:

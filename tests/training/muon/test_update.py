@@ -50,7 +50,7 @@ LAYOUTS: dict[str, tuple[int, str, ParallelConfig]] = {
     "delta nets TP2": (2, "qwen3_next_tiny", sizes(tp=2, sequence_parallel=True)),
     "Mamba TP2 PP2": (4, "nemotron_h_tiny", sizes(tp=2, pp=2, sequence_parallel=True)),
 }  # fmt: skip
-IN_THE_SUITE = ("one rank", "TP2SP DP2", "TP2 EP2")
+IN_THE_SUITE = ("one rank", "TP2SP DP2", "TP2 EP2 ETP1")
 
 
 def muon(shape: str, parallel: ParallelConfig, dtype: str = "fp32", **fields: Any) -> RunConfig:

@@ -96,6 +96,7 @@ def test_as_long_as_a_rank_moves_nodes_are_not_asked_again_and_again(sleep: Slee
     assert verdict_file.asked(folder)
 
 
+@pytest.mark.campaign
 def test_ranks_that_write_no_stacks_are_waited_for_together(sleep: Sleep) -> None:
     pages = sleep(*["n1"] * 8, mute=1)
     node = NodeMonitor(pages[0], 0.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import programs
 import runs
 from campaign import param
 from data.prepared import Prepared
@@ -49,7 +50,7 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Program]]:
 @pytest.mark.parametrize(
     ("nproc", "sent"),
     [
-        ("2", [signal.SIGTERM]),
+        param(("2", [signal.SIGTERM])),
         param(("2", [signal.SIGUSR2, signal.SIGUSR2])),
         param(("1", [signal.SIGINT])),
         ("2", [signal.SIGUSR1, signal.SIGHUP]),
@@ -83,16 +84,18 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_unchanged(
         assert not (run_dir / "requeue").exists()
 
 
-def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path: Path, cache_dir: Path) -> None:
-    shell = f"nohup {sys.executable} pretrain_gpt.py slurm/recipes/debug.toml --run_dir {tmp_path}/run --nproc 1 "
-    shell += f"--data.cache_dir {cache_dir} --log.log_interval 1 --train.eval_interval None"
-    shell += " --log.tensorboard False --log.report False --train.train_iters 1"
-    run = subprocess.Popen(shell.split(), cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_under_nohup_a_terminal_that_closes_stops_nothing(
+    start: Callable[..., Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "ENDED", [number for number in programs.ENDED if number != signal.SIGHUP])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; the program is forked, and inherits it
+    run = start("--train.train_iters", "2")
+    signal.signal(signal.SIGHUP, before)
     until((tmp_path / "run/logs").exists, run)
     run.send_signal(signal.SIGHUP)
     printed, said = run.communicate()
     assert run.returncode == 0, said
-    assert "done at iteration 1" in printed
+    assert "done at iteration 2" in printed
 
 
 def test_before_training_there_is_nothing_to_save(tmp_path: Path, cache_dir: Path) -> None:

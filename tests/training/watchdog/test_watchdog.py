@@ -102,7 +102,7 @@ def folder(run_dir: Path) -> Path:
 
 
 def scenario_an_endless_loop_is_named_on_whichever_host(start: Start, tmp_path: Path) -> None:
-    codes, said = end(start("spin", "n1", "n2", timeout_s=10.0))
+    codes, said = end(start("spin", "n1", "n2", timeout_s=6.0))
     assert codes == [-signal.SIGKILL, -signal.SIGKILL]
     assert pages(tmp_path) == []
     assert len(said) == 1, said
@@ -285,14 +285,14 @@ def scenario_the_watchdog_goes_with_its_rank_and_takes_the_pages_along(start: St
 
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> together.Played:
-    """Four at once: they wait for timeouts, and their ranks are small."""
+    """Five at once: they wait for timeouts, and their ranks are small."""
 
     def run(name: str, scenario: Callable[[Start, Path], None]) -> None:
         folder = tmp_path_factory.mktemp(name)
         with starting(folder) as start:
             scenario(start, folder)
 
-    return together.play(request, 4, run)
+    return together.play(request, 5, run)
 
 
 @pytest.mark.parametrize("name", together.names(globals()))
