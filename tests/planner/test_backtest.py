@@ -86,6 +86,7 @@ def test_the_shipped_constants_are_the_fit(rows: list[PublishedRun]) -> None:
         assert again[name] == pytest.approx(value, rel=0.02), name
 
 
+@pytest.mark.campaign
 def test_unseen_layouts_are_met_as_the_file_says(rows: list[PublishedRun]) -> None:
     """On dense runs alone, which the experts' constants do not touch."""
     dense = [row for row in rows if row.measured_s and not row.experts]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign import param
 from tools.from_megatron.shell import seal
 from tools.from_megatron.shell.programs import SHELLS
 from tools.from_megatron.shell.run import Ran, Setting, run
@@ -134,7 +135,8 @@ EOF
 """.strip()
 
 
-def test_nothing_is_written_and_no_program_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, param(1)])
+def test_nothing_is_written_and_no_program_starts(tmp_path: Path, every: int) -> None:
     """Each line by itself, as whole scripts: what was there is as it was, and nothing else is there."""
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -143,7 +145,7 @@ def test_nothing_is_written_and_no_program_starts(tmp_path: Path) -> None:
     lines = WRITES.replace("cat > x.sh <<EOF\n", "cat > x.sh <<EOF\\n").replace("{there}\nEOF\n", "{there}\\nEOF\\n")
     attacks = [line.replace("\\nEOF\\n", "\nEOF\n").replace("<<EOF\\n", "<<EOF\n") for line in lines.split("\n")]
     assert len(attacks) > 70
-    for attack in attacks:
+    for attack in attacks[::every]:
         text = attack.replace("{there}", str(there)).replace("{kept}", str(kept)).replace("{folder}", str(folder))
         found = ran(text.replace("{{", "{").replace("}}", "}"), folder)
         assert sorted(path.name for path in folder.iterdir()) == ["kept", "script.sh"], attack
@@ -233,24 +235,24 @@ def test_no_connection_is_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "while :; do :; done",
-        pytest.param("(while :; do :; done) & disown", marks=pytest.mark.campaign),
+        param("while :; do :; done"),
+        param("(while :; do :; done) & disown"),
         "set -m; (while :; do :; done) & exit",
         "trap '' TERM INT HUP; (trap '' TERM; while :; do :; done) & ",
         "f() { f | f & }; f",
-        pytest.param("f() { f & f & }; f; wait", marks=pytest.mark.campaign),
-        pytest.param("while :; do echo flood >&2; done", marks=pytest.mark.campaign),
+        param("f() { f & f & }; f; wait"),
+        param("while :; do echo flood >&2; done"),
         "A=xxxxxxxxxxxxxxxx; while :; do A=$A$A; done",
-        "while :; do echo flood > file$((N++)); done",
+        param("while :; do echo flood > file$((N++)); done"),
         "while :; do echo flooooooooooooooooooooooooooooood; done > file",
-        pytest.param("awk 'BEGIN { while (1) print 1 }' > file", marks=pytest.mark.campaign),
+        param("awk 'BEGIN { while (1) print 1 }' > file"),
         "f() { f; }; f",
-        "read -r < <(while :; do :; done)",
+        param("read -r < <(while :; do :; done)"),
         "coproc cat; cat <&${COPROC[0]}",
     ],
 )
 def test_it_ends_and_leaves_nothing_behind(text: str, tmp_path: Path) -> None:
-    found = ran(text, tmp_path, seconds=1.0)
+    found = ran(text, tmp_path, seconds=0.5)
     assert not left_over(found)
     assert [path.name for path in tmp_path.iterdir()] == ["script.sh"]
 

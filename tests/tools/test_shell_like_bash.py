@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from campaign import param
 from tests.tools.shell_against_bash import Compared, compared
 
-SNIPPETS = Path(__file__).with_name("shell_snippets.txt").read_text().strip("\n")
+SNIPPETS = re.split(r"\n\n+", Path(__file__).with_name("shell_snippets.txt").read_text().strip("\n"))
 REFUSED = 14
 """Snippets whose words depend on what may come from outside, or that start nothing in bash either."""
 
@@ -25,9 +26,10 @@ def run(script: str, folder: Path) -> Compared:
     return compared(re.sub(r"\bRUN\b", "torchrun pretrain_gpt.py", script), folder)
 
 
-def test_snippets(folder: Path) -> None:
+@pytest.mark.parametrize("snippets", [SNIPPETS[::4], param(SNIPPETS)], ids=["some", "all"])
+def test_snippets(folder: Path, snippets: list[str]) -> None:
     wrong, refused = [], []
-    for snippet in re.split(r"\n\n+", SNIPPETS):
+    for snippet in snippets:
         found = run(snippet, folder)
         wrong += [] if found.agree else [(snippet, found)]
         refused += [snippet] if isinstance(found.ours, str) else []
@@ -39,19 +41,19 @@ def test_snippets(folder: Path) -> None:
     "script",
     [
         "RUN ${X/o/0}",  # X may come from outside
-        "RUN $(date +%s) a",
+        param("RUN $(date +%s) a"),
         "RUN --a $(ls)",
         "A=($(ls) b); RUN ${A[1]} ${#A[@]}",
-        "set -- $(ls) b; RUN $2 $#",
-        "A=(0 $X); RUN ${!A[@]} ${A[-1]} ${A[@]:1:1}",
+        param("set -- $(ls) b; RUN $2 $#"),
+        param("A=(0 $X); RUN ${!A[@]} ${A[-1]} ${A[@]:1:1}"),
         "if ls | grep -q x; then A=1; fi; RUN --x $A",
         "while read -r x; do A+=$x; done < /etc/hostname; RUN [$A]",
         "RUN ~/x ~root/y",
         "RUN $RANDOM $$ $PPID $SECONDS",
         "A=$(cat file); case $A in x) B=1;; *) B=2;; esac; RUN $B",
-        "X=$(cat f); RUN ${#X} ${X:0:2} ${X^^} ${X//a/b}",
+        param("X=$(cat f); RUN ${#X} ${X:0:2} ${X^^} ${X//a/b}"),
         "read -p 'Go? ' X; RUN $X",
-        "X=$(python3 -c 'print(3)'); RUN $((X * 2))",
+        param("X=$(python3 -c 'print(3)'); RUN $((X * 2))"),
         "[[ $(cat f) == @(x|y) ]] && A=1; RUN [$A]",
     ],
 )

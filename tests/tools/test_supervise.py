@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign import param
 from tools.supervise import attempts
 from training.watchdog.process import lives
 from waiting import until
@@ -23,6 +24,7 @@ STAND_IN = """
 import os, signal, sys, time
 from pathlib import Path
 from training.checkpoint import folders
+from training.watchdog.exit_code_file import exit_code_file
 
 run, what = Path(sys.argv[1]), sys.argv[2:]
 
@@ -55,9 +57,13 @@ if word.startswith("further"):
 if word == "done":
     (run / "done").write_text("")
 if word == "wait":
-    (run / "pid").write_text(str(os.getpid()))
+    (run / "pid.new").write_text(str(os.getpid()))
+    (run / "pid.new").rename(run / "pid")
     while True:
         time.sleep(0.01)
+if word == "mistake":
+    with exit_code_file(os.environ):
+        sys.exit(2)
 sys.exit(int(word) if word.isdigit() else 0)
 """
 
@@ -86,21 +92,25 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             process.communicate()
 
 
+SHELL = ("sh", "-c", '"$@"; exit 1', "sh")
+"""Stands for a launcher that hides exit codes, and does not wait for its ranks when it is ended."""
+
+
 @pytest.mark.parametrize(
-    ("words", "code", "attempts", "says"),
+    ("words", "launcher", "code", "attempts", "says"),
     [
-        (["1", "137", "done"], 0, 3, "supervise: done"),
-        (["3"], 3, 3, "3 failures in a row without a new checkpoint: not started again"),
-        (["1", "1", "further1", "1", "1", "done"], 0, 6, "iteration 30; there is a new checkpoint: started again"),
-        (["1", "2", "done"], 2, 2, "bad input"),
-        (["75", "75", "75", "75", "done"], 0, 5, "which is no failure"),
-        (["0"], 0, 1, "did what was asked"),
+        (["3"], (), 3, 2, "2 failures in a row without a new checkpoint: not started again"),
+        (["2", "done"], (), 2, 1, "bad input"),
+        (["mistake", "done"], SHELL, 2, 1, "bad input"),
+        (["0"], (), 0, 1, "did what was asked"),
     ],
 )
 def test_it_is_started_again_by_the_rule(
-    words: list[str], code: int, attempts: int, says: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    supervisor = start(*words)
+    words: list[str], launcher: tuple[str, ...], code: int, attempts: int, says: str,
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path,
+) -> None:  # fmt: skip
+    """tests/tools/test_supervise_decide.py has the whole rule."""
+    supervisor = start(*words, command=launcher, MAX_ATTEMPTS="2")
     _, said = supervisor.communicate(timeout=120)
     assert supervisor.returncode == code, said
     assert says in said
@@ -109,22 +119,23 @@ def test_it_is_started_again_by_the_rule(
 
 
 def test_the_pause_doubles_up_to_its_limit(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    """Through failures, a request, and a new checkpoint, with which pauses and failures begin anew."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/sleep").write_text(f"#!/bin/sh\necho $1 >> {tmp_path}/pauses\n")
     (tmp_path / "bin/sleep").chmod(0o755)
-    limits = {"MAX_ATTEMPTS": "6", "BACKOFF_S": "1", "MAX_BACKOFF_S": "5"}
+    limits = {"MAX_ATTEMPTS": "4", "BACKOFF_S": "1", "MAX_BACKOFF_S": "3"}
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    start("1", "1", "1", "1", "75", "further1", "1", "done", **limits, PATH=path).communicate(timeout=120)
-    assert (tmp_path / "pauses").read_text().split() == ["1", "2", "4", "5", "1", "2"]
-
-
-SHELL = ("sh", "-c", '"$@"; exit 1', "sh")
-"""Stands for a launcher that hides exit codes, and does not wait for its ranks when it is ended."""
+    supervisor = start("1", "1", "137", "75", "further1", "done", **limits, PATH=path)
+    _, said = supervisor.communicate(timeout=120)
+    assert (supervisor.returncode, len((tmp_path / "run/started").read_text())) == (0, 6), said
+    assert (tmp_path / "pauses").read_text().split() == ["1", "2", "3", "1"]
+    assert "which is no failure" in said and "iteration 50; there is a new checkpoint: started again" in said
+    assert said.splitlines()[-1].startswith("supervise: done")
 
 
 @pytest.mark.parametrize(
     ("number", "launcher"),
-    [(signal.SIGTERM, ()), (signal.SIGTERM, SHELL), (signal.SIGINT, ()), (signal.SIGHUP, ())],
+    [param((signal.SIGTERM, ())), (signal.SIGTERM, SHELL), (signal.SIGINT, ()), (signal.SIGHUP, ())],
     ids=["TERM", "TERM by a launcher", "INT", "HUP"],
 )
 def test_a_signal_ends_it_for_good(

@@ -18,8 +18,8 @@ from data.prepared import Prepared
 from training.metrics.jsonl import read_jsonl
 
 PLAIN = ("--log.tensorboard", "False", "--log.report", "False")
-FLAGS = ("--train.train_iters", "12", "--checkpoint.save_interval", "4", "--train.eval_interval", "None",
-         "--log.log_interval", "1", "--train.generate_tokens", "0", "--train.micro_batch_size", "2",
+FLAGS = ("--train.train_iters", "12", "--checkpoint.save_interval", "3", "--train.eval_interval", "None",
+         "--log.log_interval", "1", "--train.generate_tokens", "0", "--train.micro_batch_size", "8",
          "--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True")  # fmt: skip
 Start = Callable[..., subprocess.Popen[str]]
 pytestmark = pytest.mark.timeout(480)  # four processes import torch twice; other tests may want the cores, too
@@ -100,6 +100,7 @@ def test_two_hosts_by_plain_torchrun(start: Start, prepared: Prepared, tmp_path:
     check_unchanged(tmp_path / "run", prepared, tmp_path)
 
 
+@pytest.mark.campaign
 def test_bad_input_that_torchrun_hides_ends_it_at_once(start: Start, tmp_path: Path) -> None:
     """Two ranks cannot be shared by TP 4: only the ranks know how many they are, and torchrun makes 1 of their 2."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
