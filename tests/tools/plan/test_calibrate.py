@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import re
+import subprocess
+import types
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from programs import Program
 from ranks import run_ranks
 from tools import clusters
 from tools.plan.__main__ import main
-from tools.plan.calibrate import cluster_file, collectives, fit, overhead
+from tools.plan.calibrate import cluster_file, collectives, compare, fit, overhead
 from tools.plan.calibrate.collectives import Collective
 from tools.plan.calibrate.command import launches_us
 from tools.plan.calibrate.measure import Product
@@ -62,8 +64,19 @@ def test_two_ranks_become_a_cluster(two_ranks: Path, capsys: pytest.CaptureFixtu
     assert "gpt2 on 2 x CPU" in capsys.readouterr().out
 
 
-def test_a_run_is_held_against_its_prediction(two_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One layout of those that are compared without --tp."""
+def test_a_run_is_held_against_its_prediction(
+    two_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One layout of those that are compared without --tp; few steps of the real program, which is forked here."""
+
+    def forked(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        program = Program(list(map(str, command[2:])), tmp_path / "compared")
+        said = program.communicate()
+        return subprocess.CompletedProcess(command, program.returncode or 0, *said)
+
+    monkeypatch.setattr(compare, "subprocess", types.SimpleNamespace(run=forked))
+    monkeypatch.setattr(compare, "STEPS", 3)
+    monkeypatch.setattr(compare, "WARM_UP", 1)
     assert main(f"compare --cluster {two_ranks} --model debug --seq_length 64 --tp 2".split()) == 0
     said = capsys.readouterr().out
     row = re.search(r"2 +TP2 PP1 DP1 MBS1, fp32 +.+? +([\d.]+) +([\d.]+) +([\d.]+)\n", said)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from campaign import param
 from models.config import ModelConfig
 from models.costs.candidate import Candidate, chunks
 from parallel.stages import layers_per_chunk
@@ -36,7 +37,7 @@ def question_with(asked: PlanRequest, **fixed: int | str) -> PlanRequest:
     [
         question("llama3_70b", gpus=128, seq=16384),
         question("llama31_405b", gpus=512, batch=512),
-        question("deepseek_v3", gpus=256, batch=512),
+        param(question("deepseek_v3", gpus=256, batch=512)),
         question("mixtral_8x7b", "a100_ib", gpus=64),
         question("gpt2", "t4_ethernet", gpus=4, seq=1024),
         question("qwen3_30b_a3b", "gb200", gpus=72, batch=144),
@@ -201,7 +202,10 @@ def test_fixed_axes_are_kept() -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [question("deepseek_v3", gpus=256, seq=4096, mbs=1), question("llama3_70b", "a100_ib", zero=1, precision="bf16")],
+    [
+        param(question("deepseek_v3", gpus=256, seq=4096, mbs=1)),
+        question("llama3_70b", "a100_ib", zero=1, precision="bf16"),
+    ],
     ids=lambda asked: asked.model.shape,
 )
 def test_what_cannot_hold_its_weights_is_not_priced(asked: PlanRequest) -> None:

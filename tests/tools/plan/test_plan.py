@@ -10,7 +10,7 @@ from tools.plan.__main__ import main
 from training.config.recipe import load
 
 ROOT = Path(__file__).resolve().parents[3]
-ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 64 --global_batch_size 256 --seq_length 8192".split()
+ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 32 --global_batch_size 128 --seq_length 8192".split()
 
 
 def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
@@ -53,15 +53,15 @@ def test_a_reader_that_has_seen_enough() -> None:
 def test_a_written_recipe_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "planned.toml"
     text = printed(capsys, *ASKED, "--tp", "2", "--pp", "2", "--write", str(path))
-    assert f"sbatch --nodes 8 slurm/pretrain.sbatch {path}" in text
+    assert f"sbatch --nodes 4 slurm/pretrain.sbatch {path}" in text
     parallel = load(path).parallel
     assert (parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size) == (2, 2)
     done = subprocess.run(
-        [sys.executable, "pretrain_gpt.py", str(path), "--dry_run", "--world_size", "64"],
+        [sys.executable, "pretrain_gpt.py", str(path), "--dry_run", "--world_size", "32"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "plan for 64 ranks: TP 2" in done.stdout and "vocabulary 128,256" in done.stdout
+    assert "plan for 32 ranks: TP 2" in done.stdout and "vocabulary 128,256" in done.stdout
     assert "already there" in refused(capsys, *ASKED, "--write", str(path))
 
 
@@ -78,7 +78,7 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "explain", "TP=8,PP=4", *ASKED)
     assert "slower than" in text and "tensor-parallel collectives" in text
     assert "rejected" in printed(capsys, "explain", "TP=1,PP=1,CP=1,mbs=4,recompute=none,zero=0", *ASKED)
-    assert "does not divide 64 GPUs" in refused(capsys, "explain", "TP=3", *ASKED)
+    assert "does not divide 32 GPUs" in refused(capsys, "explain", "TP=3", *ASKED)
     assert "num_attention_heads" in refused(
         capsys, "explain", "TP=3", *ASKED, "--num_gpus", "66", "--global_batch_size", "66"
     )
@@ -92,7 +92,7 @@ def test_shards_are_written_as_a_recipe(
     path = tmp_path / "sharded.toml"
     assert f"written: {path}" in printed(capsys, "explain", f"{sizes},tp=1,pp=1", *ASKED, "--write", str(path))
     config = load(path)
-    assert config.parallel.data_parallel_sharding_strategy == strategy and config.problems(64) == []
+    assert config.parallel.data_parallel_sharding_strategy == strategy and config.problems(32) == []
     assert config.parallel.num_distributed_optimizer_instances == (8 if "copies" in sizes else 1)
 
 
@@ -107,7 +107,7 @@ def test_shards_are_not_traced(capsys: pytest.CaptureFixture[str]) -> None:
         (["--cluster", "h100ib"], ["h100_ib", "unknown"]),
         (["--num_gpus", "4096", "--global_batch_size", "257"], ["257", "256"]),
         (["--model", "llama31_405b", "--num_gpus", "8"], ["fits nowhere", "GPUs would do", "GiB"]),
-        (["--tp", "8", "--pp", "8", "--dp", "2"], ["TP 8", "PP 8", "DP 2", "conflict"]),
+        (["--tp", "8", "--pp", "4", "--dp", "2"], ["TP 8", "PP 4", "DP 2", "conflict"]),
         (["--tp", "8", "--ep", "4"], ["EP 4", "impossible"]),
         (["--tp", "5"], ["TP 5 is impossible", "1, 2, 4, 8"]),
         (["--vpp", "2", "--pp", "1"], ["VPP 2", "PP 1", "conflict"]),
@@ -115,7 +115,7 @@ def test_shards_are_not_traced(capsys: pytest.CaptureFixture[str]) -> None:
             ["--vpp", "3", "--pp", "4"],
             ["VPP 3", "PP 4 x VPP 3 = 12 chunks", "Possible: 1, 2, 4, 8, 16 (in equal chunks"],
         ),
-        (["--model", "deepseek_v3", "--num_gpus", "1024", "--vpp", "5"], ["61", "PP 2 x VPP 5 = 10 chunks"]),
+        (["--model", "deepseek_v3", "--num_gpus", "256", "--vpp", "5"], ["61", "PP 2 x VPP 5 = 10 chunks"]),
         (["--model", "gpt2"], ["model.seq_length 8192 exceeds", "1024 of learned positions. Use"]),
         (["--cluster", "a100_ib", "--precision", "fp8"], ["fp8", "A100", "bf16"]),
         (["--cluster", "h100_ib", "--precision", "nvfp4"], ["nvfp4", "H100", "bf16, fp16, fp32, fp8 here"]),
@@ -151,20 +151,17 @@ def test_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--global_batch_size" in refused(capsys, "--model", "llama3_8b", "--num_gpus", "8")
 
 
-def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_of_each_way_to_shard(capsys: pytest.CaptureFixture[str]) -> None:
     memory = printed(capsys, "size", *ASKED, "--show", "memory")
     assert "ZeRO-3" in memory and "checkpoint: 112 GB" in memory
-    few = "--zero 1 --mbs 1 --vpp 1".split()
-    smallest = printed(capsys, "size", *ASKED, "--global_batch_size", "64", *few, "--show", "smallest")
-    assert "h100_ib" in smallest and "gb200" in smallest
-    sizing = printed(capsys, "size", *ASKED, *few, "--show", "clusters")
-    assert "M tokens per USD" in sizing and "a100_ib" in sizing
 
 
-def test_no_torch_on_the_way() -> None:
+def test_no_torch_on_the_way(tmp_path: Path) -> None:
+    published = (ROOT / "tests/planner/published.csv").read_text().splitlines()
+    (tmp_path / "some.csv").write_text("\n".join(published[:40]))
     code = (
         "import sys; from tools.plan.__main__ import main\n"
-        f"main({ASKED!r}); main(['--backtest', 'tests/planner/published.csv'])\n"
+        f"main({ASKED!r}); main(['--backtest', '{tmp_path}/some.csv'])\n"
         "assert not {'torch', 'megatron'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

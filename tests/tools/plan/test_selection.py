@@ -66,14 +66,14 @@ def test_complexity_grows_with_the_sizes(
 
 
 def test_every_way_of_asking_gets_the_same_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = question("llama3_8b", gpus=64, batch=256, seq=8192, zero=1, mbs=1)
+    asked = question("llama3_8b", gpus=32, batch=128, seq=8192, zero=1, mbs=1)
     own = best(asked)
     assert own is not None and own == fitting(asked, candidates(asked))[0]
     runnable = [plan for plan in price(asked, candidates(asked), keep=100) if plan.fits]
     fastest = min(runnable, key=lambda plan: plan.step_s)
     close = [plan for plan in runnable if plan.step_s <= fastest.step_s * (1 + CLOSE)]
     assert len(close) > 1 and own.layout == min(close, key=lambda plan: (complexity(plan), plan.step_s)).layout
-    flags = "--model llama3_8b --num_gpus 64 --global_batch_size 256 --seq_length 8192".split()
+    flags = "--model llama3_8b --num_gpus 32 --global_batch_size 128 --seq_length 8192".split()
     flags += "--zero 1 --mbs 1".split()
     sized = printed(capsys, "size", *flags, "--show", "clusters").splitlines()
     sizing = next(line for line in sized if " h100_ib " in line)
@@ -87,7 +87,7 @@ def test_one_row_for_layouts_that_differ_in_their_stages_alone(plan: PricedLayou
     alike = [like(first, 1 + CLOSE / 2, vpp=size) for size in (2, 4, 8)]
     slower, other = like(first, 1.5, recompute="full"), like(first, 1.01, mbs=2)
     assert distinct([first, *alike, slower, other]) == [first, slower, other]
-    asked = question("qwen3_235b_a22b", "gb200", gpus=256, batch=1536, zero=1)
+    asked = question("qwen3_235b_a22b", "gb200", gpus=256, batch=1536, zero=1, precision="bf16")
     plans = fitting(asked, candidates(asked))
     assert len({(x.tp, x.pp, x.cp, x.ep, x.mbs) for x in (plan.layout for plan in distinct(plans)[:5])}) == 5
     assert len({(x.tp, x.pp, x.cp, x.ep, x.mbs) for x in (plan.layout for plan in plans[:5])}) < 5
@@ -136,7 +136,7 @@ def test_slower_layouts_are_looked_at_where_the_recipe_forbids_all_fast_ones(mon
 
 
 def test_other_clusters_and_sizes_go_with_the_rest_of_the_recipe_too() -> None:
-    asked = small(tp=2, pp=1, cp=1)
+    asked = small(tp=2, pp=1, cp=1, mbs=1)
     plan = best(asked)
     assert plan is not None
     for lines in (sizing.smallest(asked, RAMPED), sizing.sizing(asked, RAMPED)):
@@ -153,7 +153,7 @@ def test_switches_go_with_the_rest_of_the_recipe_too(tmp_path: Path, capsys: pyt
     path.write_text(
         '[model]\nshape = "llama3_8b"\n[train]\nglobal_batch_size = 512\nrampup_batch_size = [16, 16, 1000000]\n'
     )
-    flags = ["explain", "TP=1,PP=1,CP=1,mbs=1,recompute=none,zero=0", "--recipe", str(path), "--num_gpus", "64"]
+    flags = ["explain", "TP=1,PP=1,CP=1,mbs=1,recompute=none,zero=0", "--recipe", str(path), "--num_gpus", "32"]
     rows = printed(capsys, *flags).partition("the same with one switch the other way:\n")[2]
     assert next(line for line in rows.splitlines() if "ZeRO-1" in line).endswith("refused")
     alone = "--model llama3_8b --global_batch_size 512 --seq_length 4096".split()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from campaign import param
 from data.shards import Shard, bin_path
 from hub import Hub, served
+from programs import Program
 
 ROOT = Path(__file__).parents[3]
 OLD, NEW = [f"old text {number}" for number in range(400)], ["new text"]
@@ -25,49 +28,47 @@ def table(texts):
     return file.getvalue()
 
 
-SERVER = """
-import json, sys
-from pathlib import Path
-import datasets
-import tools.preprocess.__main__
-from programs import Program
-for line in sys.stdin:
-    arguments, output, module, folder = json.loads(line)
-    program = Program(arguments, Path(output), module=module, folder=Path(folder))
-    program.communicate(timeout=230)
-    print(program.returncode, flush=True)
-"""
-"""Runs programs with the Hub that its variables name: the Hub's client reads them when it is imported, once for all."""
+def serve(calls, caller, own):
+    """Runs programs with the Hub that these variables name: its client reads them when it is imported, once for all."""
+    caller.close()  # so that this process does not outlive a session that is killed
+    os.environ.update(own)
+    sys.path.insert(0, "")
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("datasets", "huggingface_hub")]:
+        del sys.modules[name]
+    import datasets  # noqa: F401  (once, not in every program)
+
+    while call := calls.recv():
+        arguments, output, module, folder = call
+        program = Program(arguments, output, module=module, folder=folder)
+        program.communicate(timeout=230)
+        calls.send(program.returncode)
 
 
 @pytest.fixture(scope="module")
 def served_hub(tmp_path_factory):
     """A Hub, and a process that runs programs with it."""
-    hub = Hub()
+    hub, (calls, theirs) = Hub(), multiprocessing.Pipe()
     with served(hub) as address:
         own = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path_factory.mktemp("hf")), "HF_HUB_OFFLINE": "0"}
-        command = [sys.executable, "-c", SERVER]
-        path = f"{ROOT}:{ROOT}/tests/support"
-        with subprocess.Popen(command, env=os.environ | own | {"PYTHONPATH": path}, stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, text=True) as server:  # fmt: skip
-            yield hub, server
-            server.stdin.close()
+        server = multiprocessing.get_context("fork").Process(target=serve, args=(theirs, calls, own))
+        server.start()
+        yield hub, calls
+        calls.send(None)
+        server.join()
 
 
 @pytest.fixture
 def run(served_hub, tmp_path, request):
     """Runs one of our programs whose Hub has OLD in the two files of a dataset, its argument `name`."""
-    hub, server = served_hub
+    hub, calls = served_hub
     card = b"---\nlicense: mit\n---\n"
     files = {f"data/train-0000{number}-of-00002.parquet": table(OLD[number * 200 :][:200]) for number in range(2)}
     name = f"owner/{request.node.originalname}"[:60]
 
     def program(what, *arguments, folder=ROOT):
         module = "" if what == "pretrain_gpt.py" else what
-        words = json.dumps([[str(one) for one in arguments], str(tmp_path / "said"), module, str(folder)])
-        server.stdin.write(f"{words}\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
+        calls.send(([str(one) for one in arguments], tmp_path / "said", module, folder))
+        code = calls.recv()
         said = ((tmp_path / "said").with_suffix(end).read_text() for end in (".out", ".err"))
         return subprocess.CompletedProcess(arguments, code, *said)
 
@@ -114,12 +115,15 @@ def test_preprocessing_reads_the_commit_that_it_began_with(run, tmp_path):
     assert "INPUT: dataset owner/none cannot be opened: RepositoryNotFoundError" in missing.stderr
 
 
+PLAIN = ("--log.tensorboard", "False", "--log.report", "False", "--train.eval_interval", "None")
+
+
 def test_training_goes_on_in_the_commit_that_it_began_with(run, tmp_path):
     def train(name, iters):
         return run(
             "pretrain_gpt.py", "slurm/recipes/debug.toml", "--data.stream", name, "--data.split", "1,0,0",
             "--train.train_iters", iters, "--run_dir", tmp_path / "run", "--data.tokenizer", "byte",
-            "--data.stream_count", 8, "--train.generate_tokens", 0,
+            "--data.stream_count", 8, "--train.generate_tokens", 0, "--train.global_batch_size", 1, *PLAIN,
         )  # fmt: skip
 
     first = train(f"hf://{run.name}", 1)
@@ -158,10 +162,11 @@ TRAIN = (
 @pytest.mark.parametrize(
     "file, row, why, commands",
     [
-        ("b.jsonl", 0, "ArrowInvalid: JSON", (PREPROCESS, TRAIN)),
+        ("b.jsonl", 0, "ArrowInvalid: JSON", (PREPROCESS,)),
+        param(("b.jsonl", 0, "ArrowInvalid: JSON", (TRAIN,))),
         ("b.parquet", None, "Error: ", ((*PREPROCESS, "--on_bad_document", "skip"),)),
     ],
-    ids=["jsonl", "parquet"],
+    ids=["jsonl", "jsonl-train", "parquet"],
 )
 def test_a_row_that_cannot_be_read_is_named_by_its_step(run, tmp_path, file, row, why, commands):
     good = GOOD * 300 if file.endswith("l") else table(["gut"] * 300)
