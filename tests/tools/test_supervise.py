@@ -119,7 +119,7 @@ def test_it_is_started_again_by_the_rule(
 
 
 def test_the_pause_doubles_up_to_its_limit(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    """Through failures, a request, and a new checkpoint, with which pauses and failures begin anew."""
+    """Through failures, a request, and a new checkpoint, with which pauses and failures begin again."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/sleep").write_text(f"#!/bin/sh\necho $1 >> {tmp_path}/pauses\n")
     (tmp_path / "bin/sleep").chmod(0o755)

@@ -78,8 +78,10 @@ def test_the_leanest_layouts_tell_whether_any_fits(count: int) -> None:
 def test_the_smallest_cluster_is_not_a_power_of_two(capsys: pytest.CaptureFixture[str]) -> None:
     asked = question("llama3_70b", "h100_ib", 64, 1024, 8192)
     assert fewest(asked) == 24
-    assert not any(fits(dataclasses.replace(asked, num_gpus=count)) for count in gpu_counts(asked.cluster) if count < 24)
-    text = printed(capsys, *"--num_gpus 64 --global_batch_size 1024 --zero 1 --mbs 1 --vpp 1 --show smallest".split())
+    below = [count for count in gpu_counts(asked.cluster) if count < 24]
+    assert not any(fits(dataclasses.replace(asked, num_gpus=count)) for count in below)
+    few = "--num_gpus 64 --global_batch_size 1024 --zero 1 --mbs 1 --vpp 1 --show smallest"
+    text = printed(capsys, *few.split())
     found = rows(text)
     assert found["h100_ib"][1] == "24" and set(found) >= set(clusters.known_clusters())
     assert "tried: parts of a node, every whole number of nodes up to 256" in text
@@ -114,7 +116,8 @@ def test_more_samples_are_asked_for_only_where_they_must(capsys: pytest.CaptureF
 
 
 def test_the_same_money_buys_whole_nodes_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(printed(capsys, *"--num_gpus 96 --global_batch_size 1152 --mbs 1 --vpp 1 --zero 1 --show clusters".split()))
+    asked = "--num_gpus 96 --global_batch_size 1152 --mbs 1 --vpp 1 --zero 1 --show clusters"
+    found = rows(printed(capsys, *asked.split()))
     assert found["h100_ib"][1] == "96" and float(found["h100_ib"][2]) == pytest.approx(239, abs=0.5)
     for name, row in found.items():
         cluster = clusters.load(name)
