@@ -14,6 +14,7 @@ import pytest
 from campaign import some
 from data.shard_writer import ShardWriter
 from parallel.launch import node_name
+from quick_flags import quick_flags  # noqa: F401
 from training.cli import parse
 from training.start import ranks
 
@@ -47,6 +48,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
     return run
 
 
+@pytest.mark.usefixtures("quick_flags")
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -175,6 +177,7 @@ def test_the_vocabulary_must_hold_the_tokenizers_ids(refused: Refused) -> None:
     assert "model.vocab_size is 100, but the tokenizer has 257 ids" in refused(DEBUG, "--model.vocab_size", "100")
 
 
+@pytest.mark.usefixtures("quick_flags")
 @pytest.mark.parametrize(
     ("flag", "rank", "local_rank", "shown"),
     [
@@ -213,6 +216,7 @@ def test_a_fresh_process_says_the_same(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.usefixtures("quick_flags")
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
@@ -263,7 +267,7 @@ COUNTS = (
     "train.global_batch_size", "world_size", "nproc", "model.vocab_size", "data.stream_count", "checkpoint.keep",
 )  # fmt: skip
 ABSURD = ("1e18", str(2**62), str(2**80), "1" * 400, "1" * 5000, "-" + "9" * 30)
-TURNS = {(flag, ABSURD[(number + step) % 6]) for number, flag in enumerate(COUNTS) for step in (0, 3)}
+TURNS = {(flag, ABSURD[number % 6]) for number, flag in enumerate(COUNTS)}
 
 
 @pytest.mark.parametrize(("flag", "value"), some(itertools.product(COUNTS, ABSURD), TURNS))
