@@ -98,12 +98,12 @@ def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
     return [name for name in first if not torch.equal(first[name], second[name])]
 
 
-def save_and_go_on(parts: Parts, folder: Path) -> None:
+def save_and_go_on(parts: Parts, folder: Path, until: int = UNTIL) -> None:
     """Leave a checkpoint of iteration ``SAVED_AT``, the global tensors in it, and the losses that follow."""
     parts.train(SAVED_AT)
     parts.keep(folder / "checkpoints", entries={"note": [1, None, 0.1]}, texts={"config.toml": "x = 1\n"})
     whole = assembled(parts, folder / "source")
-    losses = parts.train(UNTIL)
+    losses = parts.train(until)
     if whole is not None:
         torch.save(whole, folder / "global.pt")
         (folder / "losses.json").write_text(json.dumps(losses))
@@ -118,7 +118,16 @@ def restore_and_compare(parts: Parts, folder: Path, pieces: Path, tolerance: flo
     whole = assembled(parts, pieces)
     if whole is not None:
         assert differing(whole, torch.load(folder / "global.pt")) == []
-    assert parts.train(UNTIL) == pytest.approx(json.loads((folder / "losses.json").read_text()), rel=tolerance)
+    losses = json.loads((folder / "losses.json").read_text())
+    assert parts.train(SAVED_AT + len(losses)) == pytest.approx(losses, rel=tolerance)
+
+
+def restore_bits(parts: Parts, folder: Path, saved: Path, pieces: Path) -> None:
+    """What a checkpoint in ``folder`` holds is what ``save_and_go_on`` left in ``saved``."""
+    parts.restore(folder / "checkpoints")
+    whole = assembled(parts, pieces)
+    if whole is not None:
+        assert differing(whole, torch.load(saved / "global.pt")) == []
 
 
 def deepseek_on(parallel: ParallelConfig) -> RunConfig:

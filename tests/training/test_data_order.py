@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from data.shard_writer import ShardWriter
+from quick_flags import quick_flags  # noqa: F401
 from runs import configuration, losses, train, train_or_fail
 from training.metrics.jsonl import read_jsonl
 from training.start.prepare import prepare
+
+pytestmark = pytest.mark.usefixtures("quick_flags")
 
 
 def shard(prefix: Path, seed: int) -> Path:
@@ -29,16 +32,17 @@ def shard(prefix: Path, seed: int) -> Path:
 
 def test_a_blend_resumed_on_another_layout_gives_the_same_losses(tmp_path: Path) -> None:
     weights = (str(shard(tmp_path / "a", 1)), "0.7", str(shard(tmp_path / "b", 2)), "0.3")
-    flags = ("--data.blend", *weights, "--data.cache_dir", str(tmp_path / "cache"), "--train.train_iters", "4")
+    flags = ("--data.blend", *weights, "--data.cache_dir", str(tmp_path / "cache"), "--train.train_iters", "2")
     whole_config = configuration(tmp_path / "whole", *flags)
     prepared = prepare(whole_config, None)
     whole = train(prepared, whole_config, 1)
     assert whole[-1].keys() >= {f"epoch/{tmp_path / 'a'}", f"epoch/{tmp_path / 'b'}"}
-    train(prepared, configuration(tmp_path / "run", *flags, "--train.exit_interval", "2"), 2)
+    train(prepared, configuration(tmp_path / "run", *flags, "--train.exit_interval", "1"), 2)
     resumed = train(prepared, configuration(tmp_path / "run", *flags), 1)
     assert losses(resumed) == pytest.approx(losses(whole), rel=1e-5)
 
 
+@pytest.mark.campaign  # a killed run: checkpoint/test_kills.py; where a blend goes on: above
 def test_kill_9_at_a_random_point_changes_no_batch(tmp_path: Path) -> None:
     """A rank dies at an arbitrary moment; what follows is bit for bit what would have followed."""
     draw = random.Random(0)
@@ -85,7 +89,7 @@ def kill_a_child_later(iteration: int, metrics: Path, draw: random.Random) -> in
 
 def test_other_weights_on_resume_are_refused(tmp_path: Path) -> None:
     one, other = str(shard(tmp_path / "a", 1)), str(shard(tmp_path / "b", 2))
-    flags = ("--data.cache_dir", str(tmp_path / "cache"), "--train.train_iters", "2")
+    flags = ("--data.cache_dir", str(tmp_path / "cache"), "--train.train_iters", "1")
     config = configuration(tmp_path / "run", "--data.blend", one, "1", other, "1", *flags)
     train(prepare(config, None), config, 1)
     config = configuration(tmp_path / "run", "--data.blend", one, "3", other, "1", *flags)
@@ -97,8 +101,8 @@ def test_other_weights_on_resume_are_refused(tmp_path: Path) -> None:
 
 def test_megatrons_order_pins_the_length_of_training(tmp_path: Path) -> None:
     flags = ("--data.order", "megatron", "--data.paths", str(shard(tmp_path / "a", 1)))
-    flags += ("--data.cache_dir", str(tmp_path / "cache"), "--train.train_iters", "3")
-    config = configuration(tmp_path / "run", *flags, "--train.exit_interval", "2")
+    flags += ("--data.cache_dir", str(tmp_path / "cache"), "--train.train_iters", "2")
+    config = configuration(tmp_path / "run", *flags, "--train.exit_interval", "1")
     train(prepare(config, None), config, 2)
     longer = configuration(tmp_path / "run", *flags[:-1], "9")
     code, failure = train_or_fail(prepare(longer, None), longer, 1)
@@ -106,4 +110,4 @@ def test_megatrons_order_pins_the_length_of_training(tmp_path: Path) -> None:
     assert failure is not None
     assert "megatron_train_samples is" in failure.text
     train(prepare(config, None), configuration(tmp_path / "run", *flags), 1)
-    assert read_jsonl(tmp_path / "run/metrics.jsonl")[-1]["iteration"] == 3
+    assert read_jsonl(tmp_path / "run/metrics.jsonl")[-1]["iteration"] == 2

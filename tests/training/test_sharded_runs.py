@@ -5,22 +5,29 @@ from pathlib import Path
 import pytest
 
 import runs
+from campaign import some
 from data.prepared import Prepared
+from quick_flags import quick_flags  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("quick_flags")
 LAYOUT = "--parallel.pipeline_model_parallel_size 2 --parallel.virtual_pipeline_model_parallel_size 2"
-RECOMPUTED = "--train.recompute full:uniform:1"
-FLAGS = f"{LAYOUT} {RECOMPUTED} --model.hidden_dropout 0.1 --train.train_iters 2 --train.eval_interval 2"
+FLAGS = """--train.recompute full:uniform:1 --model.hidden_dropout 0.1 --train.train_iters 2 --train.eval_interval 2
+    --train.eval_iters 1"""
+ZERO3, IN_STAGES = ("zero3", "", 2), ("zero2 zero3", LAYOUT, 4)
 
 
-def logged(prepared: Prepared, run_dir: Path, strategy: str) -> list[float]:
-    flags = f"{FLAGS} --parallel.data_parallel_sharding_strategy {strategy}"
-    config = runs.configuration(run_dir, *flags.split())
-    rows = runs.train(prepared, config, 4)
+def logged(prepared: Prepared, run_dir: Path, strategy: str, layout: str, world_size: int) -> list[float]:
+    flags = f"{FLAGS} {layout} --parallel.data_parallel_sharding_strategy {strategy}"
+    rows = runs.train(prepared, runs.configuration(run_dir, *flags.split()), world_size)
     return [value for row in rows for key, value in row.items() if key in ("loss", "grad_norm", "validation_loss")]
 
 
-def test_dropout_recomputation_and_evaluations_are_those_of_zero_1(prepared: Prepared, tmp_path: Path) -> None:
-    expected = logged(prepared, tmp_path / "zero1", "zero1")
+# In stages, without dropout: tests/test_layouts.py
+@pytest.mark.parametrize("strategies, layout, world_size", some([ZERO3, IN_STAGES], [ZERO3]))
+def test_dropout_recomputation_and_evaluations_are_those_of_zero_1(
+    strategies: str, layout: str, world_size: int, prepared: Prepared, tmp_path: Path
+) -> None:
+    expected = logged(prepared, tmp_path / "zero1", "zero1", layout, world_size)
     assert len(expected) == 2 * 2 + 1
-    for strategy in ("zero2", "zero3"):
-        assert logged(prepared, tmp_path / strategy, strategy) == pytest.approx(expected, rel=1e-5)
+    for strategy in strategies.split():
+        assert logged(prepared, tmp_path / strategy, strategy, layout, world_size) == pytest.approx(expected, rel=1e-5)

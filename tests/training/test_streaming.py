@@ -8,11 +8,14 @@ import pytest
 
 from data.prepared import Prepared
 from data.streaming import opening
+from quick_flags import quick_flags  # noqa: F401
 from runs import configuration, losses, train, train_or_fail
 from training.checkpoint.folders import latest
 from training.checkpoint.state import read_state
 from training.checkpoint.stream_position import repeated_reading
 from training.start.prepare import prepare
+
+pytestmark = pytest.mark.usefixtures("quick_flags")
 
 
 def corpus(path: Path, seed: int = 0) -> Path:
@@ -24,7 +27,7 @@ def corpus(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def flags_of(path: Path, iterations: int = 4) -> tuple[str, ...]:
+def flags_of(path: Path, iterations: int = 2) -> tuple[str, ...]:
     return (
         "--data.stream", str(path), "--data.stream_count", "8", "--data.split", "7,3",
         "--train.train_iters", str(iterations),
@@ -36,14 +39,13 @@ def prepared_for(folder: Path, *flags: str) -> Prepared:
 
 
 def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 6), "--train.eval_interval", "3", "--train.eval_iters", "1")
+    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 4), "--train.eval_interval", "2", "--train.eval_iters", "1")
     prepared = prepared_for(tmp_path / "whole", *flags)
     whole = train(prepared, configuration(tmp_path / "whole", *flags), 1)
     assert 0 <= whole[0]["epoch"] <= whole[-2]["epoch"]
     run = tmp_path / "run"
-    train(prepared, configuration(run, *flags, "--train.exit_interval", "1"), 2)
+    train(prepared, configuration(run, *flags, "--train.exit_interval", "2", "--train.micro_batch_size", "1"), 2)
     assert len(entry(run)["cursors"]) == 8
-    train(prepared, configuration(run, *flags, "--train.exit_interval", "3", "--train.micro_batch_size", "2"), 2)
     resumed = train(prepared, configuration(run, *flags), 1)
     assert losses(resumed) == pytest.approx(losses(whole), rel=1e-5)
     validation = [[line["validation_loss"] for line in one if "validation_loss" in line] for one in (whole, resumed)]
@@ -61,17 +63,17 @@ def entry(run_dir: Path) -> dict:
 
 
 def test_documents_kept_apart_resume_bit_for_bit(tmp_path: Path) -> None:
-    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 3), "--data.reset_attention_mask", "--data.reset_position_ids")
+    flags = (*flags_of(corpus(tmp_path / "a.jsonl")), "--data.reset_attention_mask", "--data.reset_position_ids")
     prepared = prepared_for(tmp_path / "whole", *flags)
     whole = train(prepared, configuration(tmp_path / "whole", *flags), 1)
-    train(prepared, configuration(tmp_path / "run", *flags, "--train.exit_interval", "2"), 1)
+    train(prepared, configuration(tmp_path / "run", *flags, "--train.exit_interval", "1"), 1)
     assert losses(train(prepared, configuration(tmp_path / "run", *flags), 1)) == losses(whole)
 
 
 def test_other_data_is_refused_or_begun_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = corpus(tmp_path / "a.jsonl")
     flags, run = flags_of(path), tmp_path / "run"
-    train(prepared_for(run, *flags), configuration(run, *flags, "--train.exit_interval", "2"), 1)
+    train(prepared_for(run, *flags), configuration(run, *flags, "--train.exit_interval", "1"), 1)
     fewer = (*flags, "--data.stream_count", "4")
     code, failure = train_or_fail(prepared_for(run, *fewer), configuration(run, *fewer), 1)
     assert code == 2
@@ -83,7 +85,7 @@ def test_other_data_is_refused_or_begun_anew(tmp_path: Path, capfd: pytest.Captu
     assert failure is not None
     assert f"shards of source {path}: " in failure.text
     accepted = configuration(run, *flags, "--data.allow_data_change", "True")
-    assert len(train(prepared_for(run, *flags), accepted, 1)) == 4
+    assert len(train(prepared_for(run, *flags), accepted, 1)) == 2
     assert "does not say where 8 of 8 streams stand in this data" in capfd.readouterr().out
 
 

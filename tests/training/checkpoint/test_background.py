@@ -218,12 +218,12 @@ def test_ranks_killed_right_after_the_copy_leave_a_checkpoint(tmp_path: Path) ->
 
 
 def test_a_run_saves_in_the_background_and_resumes_bit_for_bit(prepared: Prepared, tmp_path: Path) -> None:
-    flags = ("--checkpoint.save_interval", "2", "--train.train_iters", "6")
+    flags = ("--checkpoint.save_interval", "1", "--train.train_iters", "3")
     plain = runs.losses(runs.train(prepared, runs.configuration(tmp_path / "plain", *flags), 2))
     flags = (*flags, "--checkpoint.async_save", "True")
-    first = runs.configuration(tmp_path / "run", *flags, "--train.exit_interval", "4")
-    assert runs.losses(runs.train(prepared, first, 2)) == plain[:4]
-    assert [path.name for path in folders.complete(tmp_path / "run/checkpoints")] == ["iter_0000002", "iter_0000004"]
+    first = runs.configuration(tmp_path / "run", *flags, "--train.exit_interval", "2")
+    assert runs.losses(runs.train(prepared, first, 2)) == plain[:2]
+    assert [path.name for path in folders.complete(tmp_path / "run/checkpoints")] == ["iter_0000001", "iter_0000002"]
     metrics = runs.train(prepared, runs.configuration(tmp_path / "run", *flags), 2)
     assert runs.losses(metrics) == plain
     for path in folders.complete(tmp_path / "run/checkpoints"):

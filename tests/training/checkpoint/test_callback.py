@@ -7,12 +7,14 @@ import pytest
 
 import runs
 from data.prepared import Prepared
+from quick_flags import quick_flags  # noqa: F401
 from training.checkpoint import callback, folders
 from training.checkpoint.background import saver
 from training.checkpoint.callback import SaveCallback
 from training.progress import Progress
 
-FLAGS = ("--train.train_iters", "4", "--checkpoint.save_interval", "2", "--train.eval_interval", "None")
+pytestmark = pytest.mark.usefixtures("quick_flags")
+FLAGS = ("--train.train_iters", "2", "--checkpoint.save_interval", "1", "--train.eval_interval", "None")
 
 
 def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
@@ -26,14 +28,14 @@ def test_scheduled_and_committed_are_different_lines(
 ) -> None:
     runs.train(prepared, runs.configuration(tmp_path, *FLAGS, "--checkpoint.async_save", "True"), 2)
     lines = said(capfd)
-    for name in ("iter_0000002", "iter_0000004"):
+    for name in ("iter_0000001", "iter_0000002"):
         scheduled = f"checkpoint {name} scheduled"
         committed = f"checkpoint {name} COMMITTED (N MiB in N s; training stood still for N s)"
         assert lines.index(scheduled) < lines.index(committed)
     assert len(lines) == 4
     runs.train(prepared, runs.configuration(tmp_path / "waiting", *FLAGS), 1)
     printed = "COMMITTED (N MiB in N s; training stood still for N s)"
-    assert said(capfd) == [f"checkpoint iter_000000{n} {printed}" for n in (2, 4)]
+    assert said(capfd) == [f"checkpoint iter_000000{n} {printed}" for n in (1, 2)]
 
 
 def test_saving_that_costs_too_much_is_said_once(
@@ -68,15 +70,16 @@ def killing_the_writer(monkeypatch: pytest.MonkeyPatch, *iterations: int) -> Non
 def test_the_last_checkpoint_is_made_once_more_if_it_failed(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killing_the_writer(monkeypatch, 3, 4)  # that of 4 is itself a second attempt
+    killing_the_writer(monkeypatch, 2, 3)  # that of 3 is itself a second attempt
     each = ("--checkpoint.save_interval", "None", "--checkpoint.keep", "3", "--checkpoint.async_save", "True")
-    runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *each, "--train.train_iters", "2"), 2)
+    runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *each, "--train.train_iters", "1"), 2)
     capfd.readouterr()
-    runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *each, "--checkpoint.save_interval", "3"), 2)
+    each = (*each, "--checkpoint.save_interval", "2", "--train.train_iters", "3")
+    runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *each), 2)
     lines = said(capfd)
-    assert any(line.startswith("checkpoint iter_0000004 FAILED: the writer process of rank ") for line in lines)
-    assert lines[-1].startswith("checkpoint iter_0000004 COMMITTED")
-    assert [folder.name for folder in folders.complete(tmp_path / "checkpoints")] == ["iter_0000002", "iter_0000004"]
+    assert any(line.startswith("checkpoint iter_0000003 FAILED: the writer process of rank ") for line in lines)
+    assert lines[-1].startswith("checkpoint iter_0000003 COMMITTED")
+    assert [folder.name for folder in folders.complete(tmp_path / "checkpoints")] == ["iter_0000001", "iter_0000003"]
     assert (tmp_path / "done").exists()
 
 
@@ -86,7 +89,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_made_is_not_done(
     def fails(*_: object) -> None:
         raise OSError("the disk is gone")
 
-    killing_the_writer(monkeypatch, 4)
+    killing_the_writer(monkeypatch, 2)
     monkeypatch.setattr(callback, "save", fails)  # the last attempt, which is not the writer's
     config = runs.configuration(tmp_path, *FLAGS, "--checkpoint.async_save", "True")
     code, failure = runs.train_or_fail(prepared, config, 2)
@@ -99,7 +102,7 @@ def test_a_save_that_fails_deletes_no_older_one_where_there_is_room(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killing_the_writer(monkeypatch, 3)
-    each = ("--checkpoint.save_interval", "1", "--checkpoint.async_save", "True", *KEEP)
+    each = ("--train.train_iters", "4", "--checkpoint.async_save", "True", *KEEP)
     runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *each), 2)
     left = [folders.iteration_of(folder) for folder in folders.complete(tmp_path / "checkpoints")]
     assert left in ([1, 2, 4], [2, 3, 4])  # 4 is the second attempt, unless the writer was faster than the signal
@@ -110,15 +113,15 @@ def test_a_damaged_checkpoint_takes_no_good_ones_place(
 ) -> None:
     two = ("--checkpoint.keep", "2", "--checkpoint.async_save", "False")
     runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *two), 1)
-    newest = tmp_path / "checkpoints/iter_0000004"
+    newest = tmp_path / "checkpoints/iter_0000002"
     part = next(newest.glob("*.bin"))
     part.write_bytes(bytes([part.read_bytes()[0] ^ 1]) + part.read_bytes()[1:])
-    runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *two, "--train.train_iters", "5",
+    runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *two, "--train.train_iters", "3",
                                             "--checkpoint.save_interval", "None"), 1)  # fmt: skip
-    assert "set aside, and no checkpoint of this run any more: iter_0000004.damaged" in capfd.readouterr().out
+    assert "set aside, and no checkpoint of this run any more: iter_0000002.damaged" in capfd.readouterr().out
     left = [folders.iteration_of(folder) for folder in folders.complete(tmp_path / "checkpoints")]
-    assert left == [2, 5]
-    assert (tmp_path / "checkpoints/iter_0000004.damaged/manifest.json").is_file()
+    assert left == [1, 3]
+    assert (tmp_path / "checkpoints/iter_0000002.damaged/manifest.json").is_file()
 
 
 def test_where_memory_is_short_training_waits_for_its_checkpoints(

@@ -14,6 +14,7 @@ from checkpoint_parts import (
     deepseek_on,
     on_ranks,
     restore_and_compare,
+    restore_bits,
     save_and_go_on,
     sizes,
 )  # fmt: skip
@@ -36,6 +37,13 @@ TARGETS: dict[str, tuple[int, ParallelConfig]] = {
 }
 
 
+def there_and_back(parts: Parts, folder: Path, again: Path) -> None:
+    """What is restored on this layout is saved on it, too, and training goes on."""
+    parts.restore(folder / "checkpoints")
+    parts.keep(again / "checkpoints")
+    restore_and_compare(parts, folder, again / "pieces", 1e-5)
+
+
 # Each mechanism once: fewer, more and other stages, buckets in another order, no shards, shards beside TP, copies.
 @pytest.mark.parametrize(
     "name",
@@ -43,7 +51,9 @@ TARGETS: dict[str, tuple[int, ParallelConfig]] = {
 )
 def test_any_layout_restores_every_bit(name: str, llama: Path, tmp_path: Path) -> None:
     world_size, parallel = TARGETS[name]
-    on_ranks(world_size, configuration(parallel), restore_and_compare, llama, tmp_path, 1e-5)
+    on_ranks(world_size, configuration(parallel), there_and_back, llama, tmp_path)
+    if world_size > 1:
+        on_ranks(1, configuration(sizes()), restore_bits, tmp_path, llama, tmp_path / "back")
 
 
 def test_threads_restore_every_bit_too(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,13 +73,25 @@ EXPERT_TARGETS: dict[str, tuple[int, ParallelConfig]] = {
 }
 
 
-# The others: test_layout_matrix.py.
-@pytest.mark.parametrize("name", some(EXPERT_TARGETS, ("EP4", "EP2 ZeRO-3")))
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Half of the experts on each rank of a stage, whose attention is split over TP: experts and the rest differ."""
+    folder = tmp_path_factory.mktemp("deepseek")
+    parallel = sizes(tp=2, pp=2, sequence_parallel=True, expert_model_parallel_size=2, expert_tensor_parallel_size=1)
+    on_ranks(4, deepseek_on(parallel), save_and_go_on, folder, 3)
+    return folder
+
+
+@pytest.mark.parametrize("name", some(EXPERT_TARGETS, ("EP2 ZeRO-3",)))
 def test_experts_move_with_their_moments_to_any_layout(name: str, deepseek: Path, tmp_path: Path) -> None:
     """Moments included: megatron-core 0.19.2 cannot load those of its own checkpoint at another EP size."""
     world_size, parallel = EXPERT_TARGETS[name]
-    on_ranks(world_size, deepseek_on(parallel), restore_and_compare, deepseek, tmp_path, 1e-5)
+    on_ranks(world_size, deepseek_on(parallel), there_and_back, deepseek, tmp_path)
+    if world_size > 1:
+        on_ranks(1, deepseek_on(sizes()), restore_bits, tmp_path, deepseek, tmp_path / "back")
 
+
+# ---- saved after training there, not after a restore: a campaign's but for padding
 
 SHARDED: dict[str, tuple[int, ParallelConfig]] = {
     "ZeRO-3 DP4": TARGETS["ZeRO-3 DP4"],
@@ -79,7 +101,8 @@ SHARDED: dict[str, tuple[int, ParallelConfig]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("source", some(SHARDED, ("HSDP x TP2",)))
+@pytest.mark.campaign
+@pytest.mark.parametrize("source", SHARDED)
 def test_shards_restore_on_any_layout(source: str, tmp_path: Path) -> None:
     world_size, parallel = SHARDED[source]
     on_ranks(world_size, configuration(parallel), save_and_go_on, tmp_path)
@@ -88,18 +111,21 @@ def test_shards_restore_on_any_layout(source: str, tmp_path: Path) -> None:
         on_ranks(world_size, configuration(parallel), restore_and_compare, tmp_path, tmp_path / target, 1e-5)
 
 
+@pytest.mark.campaign
 def test_shards_of_experts_restore_on_any_layout(tmp_path: Path) -> None:
     world_size, parallel = EXPERT_TARGETS["EP2 ZeRO-3"]
     on_ranks(world_size, deepseek_on(parallel), save_and_go_on, tmp_path)
     on_ranks(1, deepseek_on(sizes()), restore_and_compare, tmp_path, tmp_path / "pieces", 1e-5)
 
 
+@pytest.mark.campaign
 def test_experts_saved_by_one_rank_restore_on_many(tmp_path: Path) -> None:
     on_ranks(1, deepseek_on(sizes()), save_and_go_on, tmp_path)
     world_size, parallel = EXPERT_TARGETS["EP2 PP2 VPP2"]
     on_ranks(world_size, deepseek_on(parallel), restore_and_compare, tmp_path, tmp_path / "pieces", 1e-5)
 
 
+@pytest.mark.campaign
 def test_state_that_was_not_cut_restores_where_it_is(tmp_path: Path) -> None:
     parallel = sizes(tp=2, use_distributed_optimizer=False)
     on_ranks(4, configuration(parallel), save_and_go_on, tmp_path)
@@ -111,7 +137,7 @@ def with_padded_buckets(parts: Parts, folder: Path) -> None:
     buckets = [bucket for chunk in parts.chunks for buffer in chunk.buffers for bucket in buffer.buckets[:-1]]
     if parts.ranks.is_first_stage:
         assert any(bucket.numel_unpadded < bucket.grad_data.numel() for bucket in buckets)
-    save_and_go_on(parts, folder)
+    save_and_go_on(parts, folder, 3)
 
 
 def test_tied_embeddings_in_padded_buckets_restore_on_one_rank(tmp_path: Path) -> None:
@@ -132,7 +158,8 @@ def perturb_and_compare(parts: Parts, folder: Path) -> None:
     assert parts.train(UNTIL) == json.loads((folder / "losses.json").read_text())
 
 
-@pytest.mark.parametrize("dtype", some(("fp32", "bf16"), ("bf16",)))  # fp32, in a whole run: ../test_runs.py
+@pytest.mark.campaign  # in a whole run, fp32: ../test_runs.py
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_same_layout_resumes_the_same_curve_with_dropout(dtype: str, tmp_path: Path) -> None:
     parallel = sizes(tp=2, sequence_parallel=True)
     config = configuration(parallel, dtype=dtype, hidden_dropout=0.1, attention_dropout=0.1)

@@ -17,8 +17,9 @@ from checkpoint_parts import (
     Parts,
     assembled,
     configuration,
-    differing,
+    deepseek_on,
     on_ranks,
+    restore_bits,
     save_and_go_on,
     sizes,
 )  # fmt: skip
@@ -36,13 +37,6 @@ from training.config.checkpoint_config import CheckpointConfig
 # ---- precisions
 
 
-def restore_bits(parts: Parts, folder: Path, pieces: Path) -> None:
-    parts.restore(folder / "checkpoints")
-    whole = assembled(parts, pieces)
-    if whole is not None:
-        assert differing(whole, torch.load(folder / "global.pt")) == []
-
-
 def restore_in_another_dtype(parts: Parts, folder: Path, dtype: torch.dtype) -> None:
     """The weights come from the optimizer's fp32 ones, not from the rounded ones of the bf16 model."""
     parts.restore(folder / "checkpoints")
@@ -54,16 +48,11 @@ def restore_in_another_dtype(parts: Parts, folder: Path, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("zero", some([True, False], [True]))
 def test_bf16_weights_and_their_fp32_originals_restore(zero: bool, tmp_path: Path) -> None:
-    on_ranks(4, configuration(sizes(tp=2, use_distributed_optimizer=zero), dtype="bf16"), save_and_go_on, tmp_path)
-    on_ranks(
-        2,
-        configuration(sizes(use_distributed_optimizer=not zero), dtype="bf16"),
-        restore_bits,
-        tmp_path,
-        tmp_path / "x",
-    )
-    on_ranks(2, configuration(sizes()), restore_in_another_dtype, tmp_path, torch.float32)
-    on_ranks(2, configuration(sizes(), dtype="fp16"), restore_in_another_dtype, tmp_path, torch.float16)
+    source, target = (configuration(sizes(use_distributed_optimizer=on), dtype="bf16") for on in (zero, not zero))
+    on_ranks(2, source, save_and_go_on, tmp_path, SAVED_AT)
+    on_ranks(2, target, restore_bits, tmp_path, tmp_path, tmp_path / "x")
+    on_ranks(1, configuration(sizes()), restore_in_another_dtype, tmp_path, torch.float32)
+    on_ranks(1, configuration(sizes(), dtype="fp16"), restore_in_another_dtype, tmp_path, torch.float16)
 
 
 def overflow_and_save(parts: Parts, root: Path) -> None:
@@ -222,10 +211,22 @@ EXPERT_MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXPERT_MISFITS)
-def test_another_mixture_is_refused_with_the_field_that_differs(name: str, deepseek: Path) -> None:
+def keep_one(parts: Parts, folder: Path) -> None:
+    parts.train(1)
+    parts.keep(folder / "checkpoints")
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixture")
+    on_ranks(1, deepseek_on(sizes()), keep_one, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", some(EXPERT_MISFITS, ("experts", "depths", "no shared expert", "dense")))
+def test_another_mixture_is_refused_with_the_field_that_differs(name: str, mixture: Path) -> None:
     model, expected = EXPERT_MISFITS[name]
-    on_ranks(1, configuration(sizes(), **{"shape": "deepseek_v3_tiny", **model}), refuse, deepseek, expected)
+    on_ranks(1, configuration(sizes(), **{"shape": "deepseek_v3_tiny", **model}), refuse, mixture, expected)
 
 
 def without_optimizer(parts: Parts, root: Path) -> None:

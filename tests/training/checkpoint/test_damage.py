@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once: ranks are forked from this process)
+from campaign import some
 from tests.faults import damages, injection
 from tests.faults.results import Store
 from training.checkpoint import folders
@@ -14,12 +15,15 @@ from training.checkpoint.committing import FilledFolder, commit
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.writer import FileWriter
 
-COUNT, SEED = 2 * len(injection.KINDS), 4  # each kind on one rank and on several
+SEED = 4
 
 
-def test_damage_is_named_and_the_older_checkpoint_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world_size", some(damages.WORLD_SIZES, (2,)))
+def test_damage_is_named_and_the_older_checkpoint_taken(world_size: int, tmp_path: Path) -> None:
+    """Each kind."""
     store = Store(path=tmp_path / "results.jsonl", seed=SEED, commit="", date="")
-    cases = damages.cases(COUNT)
+    both = damages.cases(2 * len(injection.KINDS))
+    cases = [case for case in both if case.startswith(f"{world_size} ")]
     damages.run(cases, store, tmp_path, lambda: None)
     results = store.results(damages.CAMPAIGN)
     assert sorted(result.case for result in results) == sorted(cases)

@@ -15,6 +15,7 @@ SAMPLE = (
 """Experts, which move furthest. The dense ones are in test_checkpoint_layouts.py, with more layouts."""
 
 
+@pytest.mark.campaign  # each mechanism once: test_checkpoint_layouts.py
 def test_every_layout_s_checkpoint_is_every_other_s(tmp_path: Path) -> None:
     store = Store(path=tmp_path / "results.jsonl", seed=0, commit="", date="")
     matrix.run(SAMPLE, store, tmp_path, lambda: None)

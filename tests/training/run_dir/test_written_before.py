@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign import some
 from programs import Program
 from training.config.deprecated import OLD_FIELDS
 from training.config.recipe import load
@@ -50,6 +51,7 @@ def test_its_run_goes_on_with_one_warning(copy: Path, version: str) -> None:
     assert not keys & {name.partition(".")[2] for name in OLD_FIELDS}
 
 
+@pytest.mark.parametrize("version", some(LOSS_AT_4, ("0_1",)))
 def test_its_checkpoint_starts_another_run(copy: Path, version: str, tmp_path: Path) -> None:
     flags = ("--run_dir", tmp_path / "other", "--checkpoint.load", copy / "run/checkpoints/iter_0000002")
     text, loss = train(copy, copy / "recipe.toml", *flags)
