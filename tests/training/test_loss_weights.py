@@ -15,12 +15,14 @@ from parallel import groups
 from parallel.ddp import unwrap
 from parallel.groups import Ranks
 from parallel.launch import Identity
+from quick_flags import quick_flags  # noqa: F401
 from ranks import run_ranks
 from training.config.run_config import RunConfig
 from training.metrics.meters import DepthMeter
 from training.parts.model import build_parts
 
 LENGTH, SAMPLES = 32, 8
+pytestmark = pytest.mark.usefixtures("quick_flags")
 SMALL = f"--model.seq_length {LENGTH} --train.global_batch_size {SAMPLES}".split()
 WHOLE = "--parallel.use_distributed_optimizer False".split()
 """Each rank holds all of each reduced gradient."""
@@ -83,9 +85,8 @@ def _cuts(identity: Identity, config: RunConfig) -> None:
         meter = DepthMeter(resolve(config.model, VOCABULARY), ranks)
         once, logged = gradients(config, ranks, whole, SAMPLES), meter.report()
         assert len(logged.get("mtp_loss", ())) == (config.model.mtp_num_layers or 0)
-        for micro_batch in (1, 2):
-            assert furthest(gradients(config, ranks, whole, micro_batch), once) < 2e-5, micro_batch
-            assert meter.report() == {name: pytest.approx(value, rel=1e-6) for name, value in logged.items()}
+        assert furthest(gradients(config, ranks, whole, 1), once) < 2e-5
+        assert meter.report() == {name: pytest.approx(value, rel=1e-6) for name, value in logged.items()}
 
 
 @pytest.mark.parametrize("flags", [MTP, [*EXPERTS, "--model.moe_aux_loss_coeff", "1"]], ids=["mtp", "balancing"])
@@ -94,19 +95,25 @@ def test_gradients_do_not_depend_on_the_micro_batch(flags: list[str], tmp_path: 
     run_ranks(1, _cuts, runs.configuration(tmp_path, *SMALL, *flags))
 
 
-def _by_masks(identity: Identity, with_losses: RunConfig, without: RunConfig) -> None:
-    parts = []
+def _by_masks(identity: Identity, with_losses: Sequence[RunConfig], without: RunConfig) -> None:
     with started(identity, without) as ranks:
-        for kept in ([2, 1, 1, 2, 1, 2, 1, 1], [LENGTH] * SAMPLES):
-            both, plain = (gradients(config, ranks, whole_batch(kept), 2) for config in (with_losses, without))
-            parts.append({name: both[name] - plain[name] for name in both if name.endswith("router.weight")})
-    assert parts[0] and furthest(*parts) < 1e-3
+        batches = [whole_batch(kept) for kept in ([2, 1, 1, 2, 1, 2, 1, 1], [LENGTH] * SAMPLES)]
+        plain = [gradients(without, ranks, batch, 2) for batch in batches]
+        for config in with_losses:
+            both = [gradients(config, ranks, batch, 2) for batch in batches]
+            routers = [name for name in both[0] if name.endswith("router.weight")]
+            parts = [
+                {name: one[name] - other[name] for name in routers} for one, other in zip(both, plain, strict=True)
+            ]
+            assert routers and furthest(*parts) < 1e-3
 
 
-@pytest.mark.parametrize("flag", ["moe_aux_loss_coeff", "moe_z_loss_coeff"])
-def test_losses_of_routers_do_not_grow_with_masked_tokens(flag: str, tmp_path: Path) -> None:
-    """What they add to a router's gradient; two replicas."""
+def test_losses_of_routers_do_not_grow_with_masked_tokens(tmp_path: Path) -> None:
+    """What each adds to a router's gradient; two replicas."""
     zero = "--model.moe_aux_loss_coeff 0 --model.moe_z_loss_coeff 0".split()
     without = runs.configuration(tmp_path, *SMALL, *WHOLE, *EXPERTS, *zero)
-    with_losses = runs.configuration(tmp_path, *SMALL, *WHOLE, *EXPERTS, *zero, f"--model.{flag}", "10")
+    names = ("moe_aux_loss_coeff", "moe_z_loss_coeff")
+    with_losses = [
+        runs.configuration(tmp_path, *SMALL, *WHOLE, *EXPERTS, *zero, f"--model.{name}", "10") for name in names
+    ]
     run_ranks(2, _by_masks, with_losses, without)

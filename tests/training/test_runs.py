@@ -27,12 +27,14 @@ from training.metrics.jsonl import read_jsonl
 pytestmark = pytest.mark.usefixtures("quick_flags")
 TP2 = ("--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True")
 TP2PP2 = (*TP2, "--parallel.pipeline_model_parallel_size", "2")
-FOUR = ("--train.train_iters", "4")
+NO_REPORT = ("--log.report", "False")
+FOUR = ("--train.train_iters", "4", *NO_REPORT)
 EXIT = ("--train.exit_interval", "3")
 BF16 = ("--precision.dtype", "bf16")
 SAMPLED = ("--train.generate_tokens", "12", "--train.sample_interval", "2")
 DROPPED = (
-    "--train.train_iters", "3", "--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", *TP2
+    "--train.train_iters", "3", "--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", *TP2,
+    *NO_REPORT,
 )  # fmt: skip
 
 
@@ -195,7 +197,9 @@ def test_bf16_in_a_layout(prepared: Prepared, bf16: list[float], tmp_path: Path)
 def test_an_overflow_skips_the_update_and_halves_the_scale(prepared: Prepared, tmp_path: Path) -> None:
     flags = ("--precision.dtype", "fp16", "--precision.initial_loss_scale", str(2.0**18), "--precision.hysteresis", "1")
     metrics = train(
-        prepared, configuration(tmp_path / "run", *flags, "--train.train_iters", "6", "--train.exit_interval", "5"), 1
+        prepared,
+        configuration(tmp_path / "run", *flags, *NO_REPORT, "--train.train_iters", "6", "--train.exit_interval", "5"),
+        1,
     )
     assert metrics[0]["skipped"] == 1
     assert "grad_norm" not in metrics[0]  # it overflowed: there is no norm
@@ -235,6 +239,7 @@ def test_recomputation_of_experts_latents_and_depths_changes_nothing(prepared: P
 def test_a_batch_ramp_takes_effect_and_resumes(prepared: Prepared, tmp_path: Path) -> None:
     flags = (
         "--train.rampup_batch_size", "2", "2", "12", "--train.train_iters", "5", "--parallel.ddp_bucket_size", "20000",
+        *NO_REPORT,
     )  # fmt: skip
     straight = train(prepared, configuration(tmp_path / "a", *flags), 1)
     consumed = [line["consumed_samples"] for line in straight]

@@ -30,7 +30,7 @@ def corpus(path: Path, seed: int = 0) -> Path:
 def flags_of(path: Path, iterations: int = 2) -> tuple[str, ...]:
     return (
         "--data.stream", str(path), "--data.stream_count", "8", "--data.split", "7,3",
-        "--train.train_iters", str(iterations),
+        "--train.train_iters", str(iterations), "--log.report", "False",
     )  # fmt: skip
 
 

@@ -218,7 +218,7 @@ def test_ranks_killed_right_after_the_copy_leave_a_checkpoint(tmp_path: Path) ->
 
 
 def test_a_run_saves_in_the_background_and_resumes_bit_for_bit(prepared: Prepared, tmp_path: Path) -> None:
-    flags = ("--checkpoint.save_interval", "1", "--train.train_iters", "3")
+    flags = ("--checkpoint.save_interval", "1", "--train.train_iters", "3", "--log.report", "False")
     plain = runs.losses(runs.train(prepared, runs.configuration(tmp_path / "plain", *flags), 2))
     flags = (*flags, "--checkpoint.async_save", "True")
     first = runs.configuration(tmp_path / "run", *flags, "--train.exit_interval", "2")

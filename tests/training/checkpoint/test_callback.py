@@ -14,7 +14,16 @@ from training.checkpoint.callback import SaveCallback
 from training.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("quick_flags")
-FLAGS = ("--train.train_iters", "2", "--checkpoint.save_interval", "1", "--train.eval_interval", "None")
+FLAGS = (
+    "--train.train_iters",
+    "2",
+    "--checkpoint.save_interval",
+    "1",
+    "--train.eval_interval",
+    "None",
+    "--log.report",
+    "False",
+)
 
 
 def said(capfd: pytest.CaptureFixture[str]) -> list[str]:

@@ -19,7 +19,16 @@ from training.checkpoint.format.verify import damages
 from training.run_lock.lock import acquire
 from training.run_lock.record import OWNER, current, encode
 
-FLAGS = ("--checkpoint.save_interval", "2", "--checkpoint.keep", "9", "--train.train_iters", "100000")
+FLAGS = (
+    "--checkpoint.save_interval",
+    "2",
+    "--checkpoint.keep",
+    "9",
+    "--train.train_iters",
+    "100000",
+    "--log.report",
+    "False",
+)
 
 
 @pytest.fixture(params=some(("in the background", "while training waits"), ("in the background",)))
@@ -51,7 +60,7 @@ def test_a_run_that_wakes_behind_its_successor_commits_nothing(
     lock = acquire(run_dir, {}, still_s=1.0)
     before = folders.latest(run_dir / "checkpoints")
     assert before is not None
-    later = (folders.iteration_of(before) or 0) + 4
+    later = (folders.iteration_of(before) or 0) + 2
     runs.train(prepared, runs.configuration(run_dir, *FLAGS, "--train.exit_interval", str(later // 2 * 2)), 2, lock)
     left = committed(run_dir)
     assert len(left) >= 2

@@ -170,6 +170,7 @@ def test_a_run_converts_once_and_goes_on(megatron: Path, tmp_path: Path) -> None
         converting._convert_once(foreign, converted, converted.with_name("recipe.toml"))
 
 
+@pytest.mark.campaign  # refused by the conversion: test_a_refusal_is_shown_whole
 def test_what_cannot_be_converted_is_one_message(megatron: Path, tmp_path: Path) -> None:
     """A model of another size: found by the conversion, before ranks start."""
     flags = ("--checkpoint.convert", "True", "--model.shape", "llama2_tiny")

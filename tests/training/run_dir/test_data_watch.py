@@ -30,7 +30,7 @@ def test_it_is_named_at_the_next_checkpoint(
 ) -> None:
     (tmp_path / "writes_over.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    flags = ("--train.callbacks", "writes_over:WritesOver", "--train.train_iters", "3")
+    flags = ("--train.callbacks", "writes_over:WritesOver", "--train.train_iters", "2", "--log.report", "False")
     config = runs.configuration(tmp_path / "run", *flags, "--data.cache_dir", str(tmp_path / "cache"))
     prepared = prepare(config.data, print)
     (shard,) = prepared.shards

@@ -128,7 +128,7 @@ def test_what_was_left_out_is_said() -> None:
 
 
 def test_a_run_shows_its_card(prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flags = ("--train.train_iters", "2", "--train.eval_interval", "None")
+    flags = ("--train.train_iters", "2", "--train.eval_interval", "None", "--log.report", "False")
     runs.train(prepared, runs.configuration(tmp_path, *flags, "--train.exit_interval", "1"), 1)
     assert "starting from initial weights (seed " in capfd.readouterr().out
     runs.train(prepared, runs.configuration(tmp_path, *flags), 1)
@@ -136,7 +136,7 @@ def test_a_run_shows_its_card(prepared: Prepared, tmp_path: Path, capfd: pytest.
     assert f"  from         {tmp_path}/checkpoints/iter_0000001\n" in printed
     assert "  changed      train.exit_interval 1 -> unset\n" in printed
     assert "  bit for bit  the same numbers as without the interruption\n" in printed
-    runs.train(prepared, runs.configuration(tmp_path, "--train.train_iters", "3", "--train.eval_interval", "None"), 2)
+    runs.train(prepared, runs.configuration(tmp_path, *flags, "--train.train_iters", "3"), 2)
     printed = capfd.readouterr().out
     assert "  layout       TP 1 x PP 1 x DP 1 -> TP 1 x PP 1 x DP 2\n" in printed
     assert "not expected: another layout adds up in another order; " in printed

@@ -3,14 +3,17 @@
 Real processes, signals and files; another host is one whose processes cannot be seen: its record says so.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +122,24 @@ def beating(folder: Path) -> list[int]:
         if "training.run_lock.lock_heartbeat" in words and any(word.startswith(f"{folder}/") for word in words):
             found.append(int(path.parent.name))
     return found
+
+
+@contextlib.contextmanager
+def counting(folder: Path, owner: Owner) -> Iterator[None]:
+    """The owner's counter moves, and need not be waited for: a heartbeat's next beat is 2 s away."""
+    ended = threading.Event()
+
+    def count() -> None:
+        for number in itertools.count(100):
+            lock_heartbeat._write(lock_heartbeat.file_of(folder, owner.attempt), number, os.O_CREAT)
+            if ended.wait(0.05):
+                return
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
 
 
 def commit(run_dir: Path) -> None:
@@ -295,13 +316,12 @@ def test_a_damaged_record_is_an_owner_that_cannot_be_seen(tmp_path: Path) -> Non
 def test_slurm_restarts_a_job_after_it_has_ended_it(job: str, restarts: str, replaced: bool, tmp_path: Path) -> None:
     """Then the counter need not be watched; here it moves. Restart 0 has no variable."""
     owner = put_elsewhere(tmp_path, {"SLURM_JOB_ID": "7"})
-    beats = lock_heartbeat.LockHeartbeat(lock_heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
     environ = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts}
-    if replaced:
-        acquire(tmp_path, environ).release()
-    else:
-        assert "scancel 7" in refusal(tmp_path, environ)
-    beats.end()
+    with counting(tmp_path, owner):
+        if replaced:
+            acquire(tmp_path, environ).release()
+        else:
+            assert "scancel 7" in refusal(tmp_path, environ)
 
 
 ELSEWHERE = {"folder_inode": 7}, {"folder_device": 7}
@@ -314,7 +334,7 @@ def test_a_live_run_s_folder_reached_another_way_is_refused(tmp_path: Path, seen
     owner = current(tmp_path)
     assert owner is not None
     (tmp_path / OWNER).write_bytes(encode(dataclasses.replace(owner, **{"folder_path": "1" * 16, **seen_as})))
-    with pytest.raises(UserError, match="another run owns it and is alive"):
+    with counting(tmp_path, owner), pytest.raises(UserError, match="another run owns it and is alive"):
         acquire(tmp_path, {}, still_s=5.0)
     lock.release()
 
