@@ -1,6 +1,6 @@
 """Flags without tyro, which builds a parser of every field for each command line: 0.15 s of a test that asks for 5 ms.
 
-What its words mean is told by the types that training/cli/flags.py has checked them by; cli/test_parse.py compares.
+Words mean what the types say by which training/cli/flags.py has checked them; cli/test_parse.py compares.
 """
 
 import dataclasses

@@ -18,6 +18,8 @@ from training.metrics.jsonl import read_jsonl
 from training.start.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("quick_flags")
+NO_REPORT = ("--log.report", "False")
+SHORT = ("--train.train_iters", "2", *NO_REPORT)
 
 
 def shard(prefix: Path, seed: int) -> Path:
@@ -35,10 +37,9 @@ def test_a_blend_resumed_on_another_layout_gives_the_same_losses(tmp_path: Path)
     flags = (
         "--data.blend",
         *weights,
+        *NO_REPORT,
         "--data.cache_dir",
         str(tmp_path / "cache"),
-        "--log.report",
-        "False",
         "--train.train_iters",
         "2",
     )
@@ -56,7 +57,7 @@ def test_kill_9_at_a_random_point_changes_no_batch(tmp_path: Path) -> None:
     """A rank dies at an arbitrary moment; what follows is bit for bit what would have followed."""
     draw = random.Random(0)
     weights = (str(shard(tmp_path / "a", 1)), "0.7", str(shard(tmp_path / "b", 2)), "0.3")
-    flags = ("--data.blend", *weights, "--data.cache_dir", str(tmp_path / "cache"), "--log.report", "False", "--train.train_iters", "12",
+    flags = ("--data.blend", *weights, "--data.cache_dir", str(tmp_path / "cache"), "--train.train_iters", "12",
              "--checkpoint.save_interval", "3", "--train.eval_interval", "None")  # fmt: skip
     prepared = prepare(configuration(tmp_path / "whole", *flags), None)
     whole = by_iteration(train(prepared, configuration(tmp_path / "whole", *flags), 2))
@@ -98,7 +99,7 @@ def kill_a_child_later(iteration: int, metrics: Path, draw: random.Random) -> in
 
 def test_other_weights_on_resume_are_refused(tmp_path: Path) -> None:
     one, other = str(shard(tmp_path / "a", 1)), str(shard(tmp_path / "b", 2))
-    flags = ("--data.cache_dir", str(tmp_path / "cache"), "--log.report", "False", "--train.train_iters", "1")
+    flags = ("--data.cache_dir", str(tmp_path / "cache"), *NO_REPORT, "--train.train_iters", "1")
     config = configuration(tmp_path / "run", "--data.blend", one, "1", other, "1", *flags)
     train(prepare(config, None), config, 1)
     config = configuration(tmp_path / "run", "--data.blend", one, "3", other, "1", *flags)
@@ -110,7 +111,7 @@ def test_other_weights_on_resume_are_refused(tmp_path: Path) -> None:
 
 def test_megatrons_order_pins_the_length_of_training(tmp_path: Path) -> None:
     flags = ("--data.order", "megatron", "--data.paths", str(shard(tmp_path / "a", 1)))
-    flags += ("--data.cache_dir", str(tmp_path / "cache"), "--log.report", "False", "--train.train_iters", "2")
+    flags += ("--data.cache_dir", str(tmp_path / "cache"), *NO_REPORT, "--train.train_iters", "2")
     config = configuration(tmp_path / "run", *flags, "--train.exit_interval", "1")
     train(prepare(config, None), config, 2)
     longer = configuration(tmp_path / "run", *flags[:-1], "9")

@@ -15,6 +15,8 @@ from training.config.debug import ENVIRONMENT, debugged
 from training.config.run_config import RunConfig
 from training.metrics.jsonl import read_jsonl
 
+pytestmark = pytest.mark.usefixtures("quick_flags")
+
 SEEN = """
 import torch
 from parallel.ddp import unwrap
@@ -30,7 +32,6 @@ class Seen(Callback):
     def start(self, progress): ...
 """
 LAYOUT = "--nproc 2 --parallel.overlap_grad_reduce".split()
-pytestmark = pytest.mark.usefixtures("quick_flags")
 SHORT = "--train.train_iters 2 --log.tensorboard False --log.report False --log.log_interval 2".split()
 
 

@@ -100,20 +100,16 @@ def _by_masks(identity: Identity, with_losses: Sequence[RunConfig], without: Run
         batches = [whole_batch(kept) for kept in ([2, 1, 1, 2, 1, 2, 1, 1], [LENGTH] * SAMPLES)]
         plain = [gradients(without, ranks, batch, 2) for batch in batches]
         for config in with_losses:
-            both = [gradients(config, ranks, batch, 2) for batch in batches]
-            routers = [name for name in both[0] if name.endswith("router.weight")]
-            parts = [
-                {name: one[name] - other[name] for name in routers} for one, other in zip(both, plain, strict=True)
-            ]
-            assert routers and furthest(*parts) < 1e-3
+            parts = []
+            for batch, other in zip(batches, plain, strict=True):
+                both = gradients(config, ranks, batch, 2)
+                parts.append({name: both[name] - other[name] for name in both if name.endswith("router.weight")})
+            assert parts[0] and furthest(*parts) < 1e-3
 
 
 def test_losses_of_routers_do_not_grow_with_masked_tokens(tmp_path: Path) -> None:
     """What each adds to a router's gradient; two replicas."""
     zero = "--model.moe_aux_loss_coeff 0 --model.moe_z_loss_coeff 0".split()
-    without = runs.configuration(tmp_path, *SMALL, *WHOLE, *EXPERTS, *zero)
-    names = ("moe_aux_loss_coeff", "moe_z_loss_coeff")
-    with_losses = [
-        runs.configuration(tmp_path, *SMALL, *WHOLE, *EXPERTS, *zero, f"--model.{name}", "10") for name in names
-    ]
+    each = ([], ["--model.moe_aux_loss_coeff", "10"], ["--model.moe_z_loss_coeff", "10"])
+    without, *with_losses = (runs.configuration(tmp_path, *SMALL, *WHOLE, *EXPERTS, *zero, *flags) for flags in each)
     run_ranks(2, _by_masks, with_losses, without)

@@ -24,13 +24,13 @@ from runs import DEBUG, configuration, losses, train, train_or_fail
 from training.cli import parse
 from training.metrics.jsonl import read_jsonl
 
-pytestmark = pytest.mark.usefixtures("quick_flags")
 TP2 = ("--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True")
 TP2PP2 = (*TP2, "--parallel.pipeline_model_parallel_size", "2")
 NO_REPORT = ("--log.report", "False")
 FOUR = ("--train.train_iters", "4", *NO_REPORT)
 EXIT = ("--train.exit_interval", "3")
 BF16 = ("--precision.dtype", "bf16")
+pytestmark = pytest.mark.usefixtures("quick_flags")
 SAMPLED = ("--train.generate_tokens", "12", "--train.sample_interval", "2")
 DROPPED = (
     "--train.train_iters", "3", "--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", *TP2,
@@ -196,11 +196,8 @@ def test_bf16_in_a_layout(prepared: Prepared, bf16: list[float], tmp_path: Path)
 
 def test_an_overflow_skips_the_update_and_halves_the_scale(prepared: Prepared, tmp_path: Path) -> None:
     flags = ("--precision.dtype", "fp16", "--precision.initial_loss_scale", str(2.0**18), "--precision.hysteresis", "1")
-    metrics = train(
-        prepared,
-        configuration(tmp_path / "run", *flags, *NO_REPORT, "--train.train_iters", "6", "--train.exit_interval", "5"),
-        1,
-    )
+    flags += ("--train.train_iters", "6", "--train.exit_interval", "5", *NO_REPORT)  # the sixth overflows again
+    metrics = train(prepared, configuration(tmp_path / "run", *flags), 1)
     assert metrics[0]["skipped"] == 1
     assert "grad_norm" not in metrics[0]  # it overflowed: there is no norm
     assert metrics[1]["loss_scale"] == 2.0**17

@@ -14,16 +14,7 @@ from training.checkpoint.callback import SaveCallback
 from training.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("quick_flags")
-FLAGS = (
-    "--train.train_iters",
-    "2",
-    "--checkpoint.save_interval",
-    "1",
-    "--train.eval_interval",
-    "None",
-    "--log.report",
-    "False",
-)
+FLAGS = "--train.train_iters 2 --checkpoint.save_interval 1 --train.eval_interval None --log.report False".split()
 
 
 def said(capfd: pytest.CaptureFixture[str]) -> list[str]:

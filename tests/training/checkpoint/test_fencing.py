@@ -19,16 +19,7 @@ from training.checkpoint.format.verify import damages
 from training.run_lock.lock import acquire
 from training.run_lock.record import OWNER, current, encode
 
-FLAGS = (
-    "--checkpoint.save_interval",
-    "2",
-    "--checkpoint.keep",
-    "9",
-    "--train.train_iters",
-    "100000",
-    "--log.report",
-    "False",
-)
+FLAGS = "--checkpoint.save_interval 2 --checkpoint.keep 9 --train.train_iters 100000 --log.report False".split()
 
 
 @pytest.fixture(params=some(("in the background", "while training waits"), ("in the background",)))

@@ -12,16 +12,7 @@ from training.checkpoint import folders
 from training.checkpoint.format.manifest import read_manifest
 
 pytestmark = pytest.mark.usefixtures("quick_flags")
-SAVES = (
-    "--checkpoint.save_interval",
-    "1",
-    "--checkpoint.keep",
-    "9",
-    "--log.log_interval",
-    "1",
-    "--log.report",
-    "False",
-)
+SAVES = "--checkpoint.save_interval 1 --checkpoint.keep 9 --log.log_interval 1 --log.report False".split()
 
 
 def until(run_dir: Path, iteration: int, prepared: Prepared, *flags: str) -> str:

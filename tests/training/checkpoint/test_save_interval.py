@@ -62,16 +62,7 @@ def test_a_real_run_says_so(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(save_interval, "SETTLED_S", 0.0)
-    flags = (
-        "--checkpoint.save_interval",
-        "1",
-        "--train.train_iters",
-        "3",
-        "--log.report",
-        "False",
-        "--fault.failures_per_gpu_hour",
-        "1e-3",
-    )
+    flags = "--checkpoint.save_interval 1 --train.train_iters 3 --fault.failures_per_gpu_hour 1e-3".split()
     runs.train(prepared, runs.configuration(tmp_path / "run", *flags), 1)
     log = capfd.readouterr().out
     assert log.count("advice: a checkpoint every") == 1
