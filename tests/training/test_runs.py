@@ -195,8 +195,8 @@ def test_bf16_in_a_layout(prepared: Prepared, bf16: list[float], tmp_path: Path)
 
 
 def test_an_overflow_skips_the_update_and_halves_the_scale(prepared: Prepared, tmp_path: Path) -> None:
-    flags = ("--precision.dtype", "fp16", "--precision.initial_loss_scale", str(2.0**18), "--precision.hysteresis", "1")
-    flags += ("--train.train_iters", "6", "--train.exit_interval", "5", *NO_REPORT)  # the sixth overflows again
+    flags = """--precision.dtype fp16 --precision.initial_loss_scale 262144 --precision.hysteresis 1 --log.report False
+        --train.train_iters 6 --train.exit_interval 5""".split()  # the sixth overflows again
     metrics = train(prepared, configuration(tmp_path / "run", *flags), 1)
     assert metrics[0]["skipped"] == 1
     assert "grad_norm" not in metrics[0]  # it overflowed: there is no norm
