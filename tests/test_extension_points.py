@@ -15,6 +15,7 @@ from megatron.core.transformer.mlp import MLP
 from torch import Tensor, nn
 
 import runs
+from campaign import param
 from data.prepared import Prepared
 from models import gpt
 from models.activations import ACTIVATIONS, Activation
@@ -142,11 +143,7 @@ def _with_metrics(
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        "",
-        "--parallel.pipeline_model_parallel_size 2",
-        "--train.recompute full:uniform:1",
-    ],
+    ["--train.recompute full:uniform:1", param("--parallel.pipeline_model_parallel_size 2"), param("")],
 )
 def test_a_metric_takes_a_line(flags: str, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts each token of a step once: over ranks and stages, and where activations are recomputed."""

@@ -1,6 +1,7 @@
 """Who may import whom, and what must work without torch. Read from the sources; one fresh interpreter is started."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -69,12 +70,13 @@ on a login node, or before torch has loaded."""
 STANDARD_LIBRARY_ONLY = "parallel.config models.config data.config training.config.run_config"
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def imports(path: Path) -> list[str]:
     """Dotted names that a file imports, wherever in it; ``from a import b`` gives a.b."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            assert not getattr(node, "level", 0), f"{path}:{node.lineno}: a relative import"
-            yield from imports_of(node)
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in found:
+        assert not getattr(node, "level", 0), f"{path}:{node.lineno}: a relative import"
+    return [name for node in found for name in imports_of(node)]
 
 
 def imports_of(node: ast.Import | ast.ImportFrom) -> Iterator[str]:

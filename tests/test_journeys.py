@@ -140,6 +140,7 @@ def test_one_node_your_text(checkout: Path) -> None:
     assert (exported["vocab_size"], exported["model_type"]) == (32000, "llama")
 
 
+@pytest.mark.campaign
 def test_from_scratch(checkout: Path) -> None:
     """tools.preprocess, its verify too, tools.plan, training with samples, tools.generate, tools.convert."""
     follow(checkout, "docs/journeys.md", "From scratch, on your own text", "--model.shape", "qwen3_tiny")
@@ -147,6 +148,7 @@ def test_from_scratch(checkout: Path) -> None:
     assert (checkout / "runs/qwen/samples.jsonl").is_file() and (checkout / "plan.html").is_file()
 
 
+@pytest.mark.campaign
 def test_continue_a_hugging_face_model(checkout: Path) -> None:
     """What tools.convert imports is what training starts from: a few small steps later its weights are still near."""
     write_model(checkout / "Llama-3.2-1B", checkout / "mytext")
@@ -158,6 +160,7 @@ def test_continue_a_hugging_face_model(checkout: Path) -> None:
     assert back.keys() == there.keys() and 0 < max(moved.values()) < 1e-3, moved
 
 
+@pytest.mark.campaign
 def test_from_a_megatron_script_and_checkpoint(checkout: Path) -> None:
     """tools.from_megatron, tools.reshard, training from iteration 2 on, and back."""
     save_megatron(checkout)

@@ -149,6 +149,7 @@ def test_samples_of_a_blend_have_its_proportions_and_each_its_own_epochs(tmp_pat
     assert sorted(map(tuple, own.tolist())) == sorted(map(tuple, every.tolist()))
 
 
+@pytest.mark.usefixtures("short_period")
 def test_a_blend_is_the_same_sample_by_sample_however_it_is_asked_for(tmp_path):
     weights = {shard(tmp_path / "a", 0): 0.7, shard(tmp_path / "b", 100): 0.2, shard(tmp_path / "c", 200): 0.1}
     prepared, config = blended(tmp_path, blend=weights)

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from campaign import param
 from data.config import DataConfig
 from data.manifest import ShardManifest
 from data.prepared import Prepared
@@ -232,7 +233,7 @@ def flip(path, raw, place, mask):
     path.write_bytes(raw[:place] + bytes([raw[place] ^ mask]) + raw[place + 1 :])
 
 
-@pytest.mark.parametrize("describe", [None, manifest_of])
+@pytest.mark.parametrize("describe", [param(None), manifest_of])
 def test_no_flipped_byte_of_an_index_moves_a_split(tmp_path, describe, capsys):
     """What opening in O(1) cannot see is seen by verify, or where there are no checksums when it is read."""
     raw = write_many(tmp_path / "x", describe)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from data import blend
 from data.config import DataConfig
 from data.order import rank_indices, sample_windows
 from data.prepare import prepare
@@ -127,7 +128,8 @@ def test_same_batches_in_the_same_order_across_layouts_and_a_resume(tmp_path, la
 
 
 @pytest.mark.parametrize("layout", [(1, 1), (4, 1), (2, 4), (1, 8)])
-def test_a_blends_batches_do_not_depend_on_layout_global_batch_or_a_resume(tmp_path, layout):
+def test_a_blends_batches_do_not_depend_on_layout_global_batch_or_a_resume(tmp_path, monkeypatch, layout):
+    monkeypatch.setattr(blend, "PERIOD", 64)  # the real one takes a second to deal
     weights = {}
     for number, weight in enumerate((0.6, 0.3, 0.1)):
         with ShardWriter(tmp_path / str(number), 257) as writer:

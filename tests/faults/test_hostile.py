@@ -125,6 +125,7 @@ def test_values_of_hypothesis_follow_from_a_number() -> None:
     assert len(set(drawn[0])) > 10
 
 
+@pytest.mark.campaign
 def test_ten_cases_and_a_surrounding(tmp_path: Path) -> None:
     flags = ["--only", "hostile", "--count", "11", "--seed", "14", "--results", str(tmp_path / "results.jsonl")]
     command = Program([*flags, "--output", str(tmp_path / "faults.md")], tmp_path / "said", module="tests.faults")

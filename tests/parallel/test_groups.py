@@ -1,8 +1,6 @@
 """Groups on the grid, the CPU backend, and the comparison of all ranks at the start."""
 
 import socket
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -106,22 +104,6 @@ def test_dropout_differs_over_all_but_tp() -> None:
     seeds = [dropout_seed(7, layout, layout.coordinates(rank)) for rank in range(16)]
     assert len(set(seeds)) == 8
     assert all(seeds[rank] == seeds[rank + 1] for rank in range(0, 16, 2))
-
-
-def test_importing_everything_patches_nothing() -> None:
-    """Tools and transformers use plain torch: only ``groups.start`` in a rank process installs the backend."""
-    code = """
-import torch
-owners = torch, torch.cuda, torch.Tensor, torch.nn.Module
-before = [(owner, name, getattr(owner, name)) for owner in owners for name in dir(owner) if name != "manual_seed"]
-import training.train, tools.parity.probe
-from parallel.cpu.cuda_redirect import FACTORIES
-# torch._dynamo itself wraps torch.manual_seed when it is imported.
-changed = [(owner, name) for owner, name, value in before if getattr(owner, name) is not value]
-changed = [(owner, name) for owner, name in changed if owner is not torch or name in FACTORIES]
-assert not [pair for pair in changed if not pair[1].startswith("__")], changed
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, stderr=subprocess.DEVNULL)
 
 
 def _snapshot() -> dict[str, Any]:

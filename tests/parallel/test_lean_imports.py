@@ -11,9 +11,16 @@ CODE = """
 import gc, sys
 from parallel import lean_imports
 with lean_imports.lean("cpu"):
-    import torch, training.train
+    import torch
+    owners = torch, torch.cuda, torch.Tensor, torch.nn.Module
+    before = [(owner, name, getattr(owner, name)) for owner in owners for name in dir(owner)]
+    import tools.parity.probe, training.train
     from megatron.core import timers
     decorated = torch.compile(max), torch.compile(dynamic=True)(max)
+from parallel.cpu.cuda_redirect import FACTORIES
+changed = [(owner, name) for owner, name, value in before if getattr(owner, name) is not value]
+changed = [(owner, name) for owner, name in changed if owner is not torch or name in FACTORIES]
+assert not [pair for pair in changed if not pair[1].startswith("__")], changed
 assert decorated == (max, max)
 assert all(sys.modules[name] is None for name in lean_imports.TRANSFORMER_ENGINE)  # be it there or not
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
@@ -34,7 +41,7 @@ print(wandb.__name__)
 
 
 def test_a_run_on_the_cpu_imports_no_compiler_and_no_wandb() -> None:
-    """Nor does its optimizer when it starts."""
+    """Nor does its optimizer when it starts. Nor is torch another one: only ``groups.start`` installs the backend."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True)
     assert done.stdout == "[]\nwandb\n", done.stdout + done.stderr
 

@@ -15,6 +15,7 @@ REPO = Path(__file__).parents[2]
 SCRIPT = REPO / "slurm/calibrate.sbatch"
 
 
+@pytest.mark.campaign
 @pytest.mark.slurm
 def test_two_nodes_become_a_cluster(cluster: PrivateCluster, tmp_path: Path) -> None:
     """One rank each; several on a node are measured in tests/tools/plan/test_calibrate.py."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign import param
 from programs import Program
 from training.watchdog.exit_code_file import EXIT_CODE_FILE, exit_code_file
 
@@ -24,7 +25,7 @@ QUIET_RANK = {
         (("--train.train_itres", "4"), {}),
         (("--train.train_iters", "many"), {}),
         (("nowhere.toml",), {}),
-        (("nowhere.toml",), QUIET_RANK),
+        param((("nowhere.toml",), QUIET_RANK)),
         (("slurm/recipes/debug.toml", "--parallel.tensor_model_parallel_size", "3", "--nproc", "3"), {}),
         (("slurm/recipes/debug.toml", "--data.paths", "nowhere", "--device", "cpu", "--nproc", "2"), {}),
     ],

@@ -40,6 +40,7 @@ def task(number: int, count: int, **more: str) -> dict[str, str]:
     return os.environ | environ | {"REPO": str(REPO), "PYTHON": sys.executable} | more
 
 
+@pytest.mark.campaign
 def test_tasks_of_an_array_make_what_one_run_makes(text: Path, tmp_path: Path) -> None:
     for name in ("one", "array"):
         (tmp_path / name).mkdir()

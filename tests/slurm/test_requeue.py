@@ -33,22 +33,21 @@ if rank == "0":
 """Stands in for a run that, asked to stop, saves and leaves the marker, and that is done in its second start."""
 
 
+def scenario_a_bad_node_is_left_out_of_the_next_start(cluster: PrivateCluster, tmp_path: Path) -> None:
+    job = doctored(cluster, tmp_path, "n2", "")
+    ended = cluster.wait(job)
+    assert (ended.state, ended.restarts) == ("COMPLETED", 1), ended.output
+    assert "the doctor finds n2 bad" in ended.output and "next time without n2,n4,n5,n6,n7,n8\n" in ended.output
+    assert ended.output.count("trained on n[1,3]") == 4 and ended.output.count("trained") == 4
+    assert attempts(tmp_path)[0]["exclude"] == ["n2"]
+
+
+@pytest.mark.campaign
 def scenario_bad_nodes_are_left_out_of_the_next_start_while_there_are_others(
     cluster: PrivateCluster, tmp_path: Path
 ) -> None:
-    """The doctor is a stand-in that finds n2 bad, then n3, then nothing. The user excluded n4 to n8: n2 must serve."""
-    folder = checkout(tmp_path, "import os\nprint('trained on', os.environ['SLURM_JOB_NODELIST'])")
-    (folder / "tools").mkdir()
-    (folder / "tools/doctor.py").write_text(
-        "import os, pathlib, sys\n"
-        "if os.environ['SLURM_PROCID'] != '0': sys.exit(0)\n"
-        "print('asked', *sys.argv[1:], flush=True)\n"
-        "bad = ['n2', 'n3', ''][int(os.environ.get('SLURM_RESTART_COUNT', '0'))]\n"
-        "pathlib.Path(sys.argv[sys.argv.index('--bad_nodes') + 1]).write_text(bad)\n"
-        "sys.exit(bool(bad))\n"
-    )
-    environ = {"DOCTOR": "1", "PYTHON": str(doctored_python(folder)), "CLUSTER": "h100_ib", "DOCTOR_TIMEOUT_S": "100"}
-    job = submit(cluster, folder, flags=("--exclude", "n[4-8]"), **environ)
+    """Then n3, too: n2 must serve."""
+    job = doctored(cluster, tmp_path, "n2", "n3", "")
     ended = cluster.wait(job)
     assert (ended.state, ended.restarts) == ("COMPLETED", 2), ended.output
     assert "the doctor finds n2 bad" in ended.output and "next time without n2,n4,n5,n6,n7,n8\n" in ended.output
@@ -88,6 +87,7 @@ with exit_code_file(os.environ):
     assert "bad input" in job.output
 
 
+@pytest.mark.campaign
 def scenario_bad_input_of_another_job_on_the_folder_does_not_stop_this_one(
     cluster: PrivateCluster, tmp_path: Path
 ) -> None:
@@ -116,6 +116,7 @@ sys.exit(0 if os.environ.get("SLURM_RESTART_COUNT") else 1)
     assert left == ["attempts.jsonl"], "what a job is asked through the folder goes with it"
 
 
+@pytest.mark.campaign
 def scenario_program_that_cannot_be_opened_is_no_bad_input(cluster: PrivateCluster, tmp_path: Path) -> None:
     """Python itself ends with 2 then. The file server is mended by the next start."""
     folder = checkout(tmp_path, "print('trained')")
@@ -126,6 +127,7 @@ def scenario_program_that_cannot_be_opened_is_no_bad_input(cluster: PrivateClust
     assert "No such file" in job.output
 
 
+@pytest.mark.campaign
 def scenario_request_just_after_the_start_of_srun_is_heard(cluster: PrivateCluster, tmp_path: Path) -> None:
     """USR2, as near a time limit, between two commands of the batch shell: srun has begun, and it is not yet noted whom
     to tell."""
@@ -168,6 +170,7 @@ def scenario_doctor_that_hangs_is_not_waited_for(cluster: PrivateCluster, tmp_pa
     assert "the doctor had not ended after 2 s" in job.output
 
 
+@pytest.mark.campaign
 def scenario_chain_of_jobs_continues_the_run(cluster: PrivateCluster, tmp_path: Path) -> None:
     """Where a site forbids requeueing: jobs of one name, one at a time, each goes on where the last one stopped."""
     program = """
@@ -203,6 +206,22 @@ def test_jobs(name: str, played: together.Played) -> None:
 def attempts(folder: Path) -> list[dict[str, object]]:
     """What tools.supervise.decide noted of the run in ``folder``."""
     return [json.loads(line) for line in (folder / "run/attempts.jsonl").read_text().splitlines()]
+
+
+def doctored(cluster: PrivateCluster, tmp_path: Path, *bad: str) -> int:
+    """A job whose doctor is a stand-in that finds these nodes bad, start by start. The user excluded n4 to n8."""
+    folder = checkout(tmp_path, "import os\nprint('trained on', os.environ['SLURM_JOB_NODELIST'])")
+    (folder / "tools").mkdir()
+    (folder / "tools/doctor.py").write_text(
+        "import os, pathlib, sys\n"
+        "if os.environ['SLURM_PROCID'] != '0': sys.exit(0)\n"
+        "print('asked', *sys.argv[1:], flush=True)\n"
+        f"bad = {bad}[int(os.environ.get('SLURM_RESTART_COUNT', '0'))]\n"
+        "pathlib.Path(sys.argv[sys.argv.index('--bad_nodes') + 1]).write_text(bad)\n"
+        "sys.exit(bool(bad))\n"
+    )
+    environ = {"DOCTOR": "1", "PYTHON": str(doctored_python(folder)), "CLUSTER": "h100_ib", "DOCTOR_TIMEOUT_S": "100"}
+    return submit(cluster, folder, flags=("--exclude", "n[4-8]"), **environ)
 
 
 def doctored_python(folder: Path) -> Path:
