@@ -15,7 +15,7 @@ from tests.oracle.page import page
 from tests.oracle.recipes import drawn
 
 SEEDS, CAMPAIGN = (218, 225, 318), (44, 46, 116)
-"""Each kind of layout, shard, loss, batch, data, memory and schedule (tests/oracle/kinds.py) is in one of them."""
+"""Each kind of layout, shard, loss, batch, data, memory and schedule (tests/oracle/kinds.py) is in one of the six."""
 
 
 @pytest.fixture(scope="module", autouse=True)
