@@ -144,6 +144,7 @@ def test_where_transformer_engine_is_missing_only_its_own_are_off(device: WarmDe
     assert "fused kernels: activation" in printed.splitlines()
 
 
+@pytest.mark.campaign
 def test_triton_kernels_compute_what_stands_for_them(te_device: WarmDevice) -> None:
     """In Triton's interpreter, which is too slow for a training."""
     found = te_device.check("triton_kernels")

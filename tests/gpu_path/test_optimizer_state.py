@@ -201,10 +201,9 @@ def test_a_run_resumes_as_if_it_had_not_stopped(te_device: WarmDevice, tmp_path:
     assert {one.outcome for one in differences} == {"equal"}
 
 
-@pytest.mark.parametrize("kept, kept_first", [
-    ("host", True),
-    *(pytest.param(kept, first, marks=pytest.mark.campaign) for kept in KEPT for first in (True, False)),
-])  # fmt: skip
+@pytest.mark.campaign
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("kept_first", [True, False])
 def test_a_run_resumes_what_another_has_kept_otherwise(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, kept: str, kept_first: bool
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from campaign import param
 from models.families import TINY
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import ROOT, Emulation, Order, run
@@ -186,9 +187,9 @@ def plain(te_device: WarmDevice, tmp_path_factory: pytest.TempPathFactory) -> An
     "recipe, layout, shape",
     [
         ("tensorwise", "", "debug"),
-        ("mxfp8", "", "debug"),
         ("nvfp4", "", "debug"),
-        *(pytest.param(recipe, "", "debug", marks=pytest.mark.campaign) for recipe in ("delayed", "blockwise")),
+        *(pytest.param(recipe, "", "debug", marks=pytest.mark.campaign)
+          for recipe in ("delayed", "blockwise", "mxfp8")),
         *(pytest.param(recipe, layout, shape, marks=pytest.mark.campaign)
           for recipe in ("delayed", "tensorwise", "blockwise", "mxfp8")
           for layout, shape in [("tp2sp", "debug"), ("dp2overlap", "debug"), ("ep2", "mixtral_tiny"),
@@ -245,7 +246,7 @@ def test_the_first_and_last_layers_stay_in_bf16(
 
 @pytest.mark.parametrize(
     "capability, format, recipe",
-    [(HOPPER, "e4m3", "tensorwise"), (BLACKWELL, "hybrid", "tensorwise"), (BLACKWELL, "e4m3", "mxfp8")],
+    [param((HOPPER, "e4m3", "tensorwise")), param((BLACKWELL, "hybrid", "tensorwise")), (BLACKWELL, "e4m3", "mxfp8")],
 )
 def test_the_recipe_is_the_cards(
     te_device: WarmDevice, tmp_path: Path, capability: int, format: str, recipe: str
@@ -416,7 +417,7 @@ def test_its_modules_compute_what_ours_do() -> None:
     assert found.returncode == 0 and "1 passed" in found.stdout, found.stdout[-3000:]
 
 
-@pytest.mark.parametrize("field, recipe", [("fp8_recipe", "mxfp8"), ("fp4_recipe", "nvfp4")])
+@pytest.mark.parametrize("field, recipe", [("fp8_recipe", "mxfp8"), param(("fp4_recipe", "nvfp4"))])
 def test_a_card_that_cannot_do_a_recipe_says_so(te_device: WarmDevice, tmp_path: Path, field: str, recipe: str) -> None:
     with pytest.raises(TrainingError) as failed:
         te_device.train(Training(), tmp_path, Emulation(), (*BF16, *WIDE, *fp8(recipe)))

@@ -98,6 +98,7 @@ def test_turning_both_factors_leaves_their_product() -> None:
     assert (nvfp4.turn(outlier, quantizer()).abs() == 10).all()  # what it is for
 
 
+@pytest.mark.campaign
 def test_the_kernels_agree_with_transformer_engines_reference(te_device: WarmDevice) -> None:
     """Its Python of both copies, and of a product: inputs turned, weights in squares (checks/nvfp4_reference.py)."""
     found = te_device.check("nvfp4_reference", emulation=Emulation(capability=100))
