@@ -1,4 +1,4 @@
-"""Damaged checkpoints, loaded by ranks: a few of the campaign in docs/faults.md. 10 s."""
+"""Damaged checkpoints, loaded by ranks: a few of the campaign in docs/faults.md."""
 
 import json
 import random

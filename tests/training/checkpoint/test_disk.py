@@ -1,4 +1,4 @@
-"""A disk that is full, out of inodes, read-only or gone, under ranks that train: a few cases of docs/faults.md. 20 s.
+"""A disk that is full, out of inodes, read-only or gone, under ranks that train: a few cases of docs/faults.md.
 
 They mount file systems, which only root can, in a namespace of their own. Elsewhere they fail rather than pass unseen:
 deselect them there with ``-k "not test_disk"``.

@@ -1,4 +1,4 @@
-"""Processes of a real run killed around saving: a few of the campaign in docs/faults.md. 20 s."""
+"""Processes of a real run killed around saving: a few of the campaign in docs/faults.md."""
 
 import shutil
 from pathlib import Path

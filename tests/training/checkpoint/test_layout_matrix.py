@@ -1,4 +1,4 @@
-"""Saved in one layout, loaded in others: a few of the cells in docs/faults.md. 10 s."""
+"""Saved in one layout, loaded in others: a few of the cells in docs/faults.md."""
 
 from pathlib import Path
 

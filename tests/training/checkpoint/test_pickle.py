@@ -1,4 +1,4 @@
-"""No pickle from a checkpoint is ever executed: not by hashes, not by sizes, not with an attacker's manifest. 10 s."""
+"""No pickle from a checkpoint is ever executed: not by hashes, not by sizes, not with an attacker's manifest."""
 
 import ast
 import contextlib

@@ -1,4 +1,4 @@
-"""Whole runs that go back to an earlier checkpoint, or find that ``latest`` is stale. 8 s."""
+"""Whole runs that go back to an earlier checkpoint, or find that ``latest`` is stale."""
 
 import os
 from pathlib import Path

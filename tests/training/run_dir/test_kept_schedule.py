@@ -1,4 +1,4 @@
-"""A schedule is fixed in samples when a run begins: another batch, length or layout does not bend it. 12 s."""
+"""A schedule is fixed in samples when a run begins: another batch, length or layout does not bend it."""
 
 import json
 from collections.abc import Sequence
