@@ -1,4 +1,4 @@
-"""A hook: what goes wrong in a run, in iteration 3 on rank 1. EMULATED_CUDA_FAULT names it."""
+"""A hook: what goes wrong in a run, in iteration 2 on rank 1. EMULATED_CUDA_FAULT names it."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from training.parts import companions
 from training.progress import Progress
 from training.step import RankParts
 
-ITERATION = 3
+ITERATION = 2
 
 
 class NanOnce(loop.Callback):

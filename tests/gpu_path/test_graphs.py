@@ -11,7 +11,10 @@ from tests.gpu_path.trainings import Training, TrainingError, WarmDevice
 
 ON = ("--kernels.cuda_graph_impl", "local")
 DROPOUT = ("--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1")
-EVALUATION = ("--train.train_iters", "3", "--train.eval_interval", "2", "--train.eval_iters", "2")
+EVALUATION = (
+    "--train.train_iters", "3", "--train.global_batch_size", "4", "--train.eval_interval", "2",
+    "--train.eval_iters", "2",
+)  # fmt: skip
 BF16 = ("--precision.dtype", "bf16")
 
 

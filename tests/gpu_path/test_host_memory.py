@@ -22,7 +22,7 @@ BLOCK = ("--train.cpu_offloading_num_layers", "1")
 @pytest.mark.parametrize(
     "layout, flags, bound",
     [
-        ("", (*STATE, *BLOCK), 0.05),
+        ("", (*STATE, *BLOCK, "--train.global_batch_size", "1"), 0.05),
         *(pytest.param(*case, marks=pytest.mark.campaign) for case in [
             ("", BLOCK, 0.05), ("pp2", BLOCK, 0.05), ("", STATE, 0.05),
             ("dp2overlap", STATE, 0.06),  # 4 % are 16-bit copies, one of each size, in torch's cache

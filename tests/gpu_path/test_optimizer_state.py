@@ -59,7 +59,7 @@ def test_shards_on_the_host_are_updated_as_on_the_device(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
 ) -> None:
     """With validation before and after updates, clipping, several microbatches, and a pass over norms."""
-    more = ("--train.eval_interval", "2", "--log.log_params_norm", "true")
+    more = ("--train.eval_interval", "1", "--train.eval_iters", "1", "--log.log_params_norm", "true")
     te_device.train(
         Training(layout=layout, shape=shape), tmp_path, Emulation(order=order), (*OFFLOADED, *CLIPPED, *more)
     )
@@ -181,19 +181,21 @@ def test_remainders_are_what_bf16_lacks_of_fp32(te_device: WarmDevice, tmp_path:
 
 
 def stopped_and_resumed(te_device: WarmDevice, run_dir: Path, first: tuple[str, ...], then: tuple[str, ...]) -> None:
-    """After two of four steps."""
-    for flags in ((*first, "--train.exit_interval", "2"), then):
+    """first: with conftest.py's ``half``."""
+    for flags in (first, then):
         te_device.train(Training(layout="dp2overlap"), run_dir, Emulation(order="late"), (*BF16, *flags))
 
 
 @pytest.mark.parametrize(
     "kept", [pytest.param(kept, marks=() if kept == "bf16" else pytest.mark.campaign) for kept in KEPT]
 )
-def test_a_run_resumes_as_if_it_had_not_stopped(te_device: WarmDevice, tmp_path: Path, kept: str) -> None:
+def test_a_run_resumes_as_if_it_had_not_stopped(
+    te_device: WarmDevice, half: tuple[str, ...], tmp_path: Path, kept: str
+) -> None:
     """Bit for bit, but for what has a scale, which is found again from rounded numbers."""
     flags = (*BF16, *KEPT[kept])
     te_device.train(Training(layout="dp2overlap"), tmp_path / "straight", Emulation(order="late"), flags)
-    stopped_and_resumed(te_device, tmp_path / "resumed", KEPT[kept], KEPT[kept])
+    stopped_and_resumed(te_device, tmp_path / "resumed", (*KEPT[kept], *half), KEPT[kept])
     if kept in SCALED:
         assert trainings.loss_difference(tmp_path / "resumed", tmp_path / "straight") < FEWER_BITS_BOUND
         return
@@ -205,9 +207,10 @@ def test_a_run_resumes_as_if_it_had_not_stopped(te_device: WarmDevice, tmp_path:
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("kept_first", [True, False])
 def test_a_run_resumes_what_another_has_kept_otherwise(
-    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, kept: str, kept_first: bool
+    te_device: WarmDevice, on_the_cpu: Any, half: tuple[str, ...], tmp_path: Path, kept: str, kept_first: bool
 ) -> None:
-    stopped_and_resumed(te_device, tmp_path, *((KEPT[kept], ()) if kept_first else ((), KEPT[kept])))
+    first, then = (KEPT[kept], ()) if kept_first else ((), KEPT[kept])
+    stopped_and_resumed(te_device, tmp_path, (*first, *half), then)
     assert trainings.loss_difference(tmp_path, on_the_cpu("debug", *BF16)) < BF16_BOUND
 
 

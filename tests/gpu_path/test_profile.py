@@ -27,6 +27,9 @@ BEHIND_A_STEP = """\
 each of its spans."""
 
 
+TIMELINE = ("--profile.timeline_interval", "3")
+
+
 def without_callers(text: str) -> str:
     """A record of a step; within a measured one, every collective is called by the wrapper around it."""
     return re.sub(r"( bytes of \w+), .*", r"\1", text)
@@ -37,7 +40,7 @@ def test_a_measured_step(device: WarmDevice, tmp_path: Path) -> None:
     folder = tmp_path / "timeline"
     folder.mkdir()
     hook, where = "tests.gpu_path.timeline_record", {"EMULATED_CUDA_TIMELINE": str(folder)}
-    found = record(device, tmp_path, "pp2", "debug", hook, more=where, flags=["--profile.timeline_interval", "3"])
+    found = record(device, tmp_path, "pp2", "debug", hook, more=where, flags=TIMELINE, iterations=6)
     found, times = re.subn(r"iteration 4 allocates: \((\d+), \d+\) before, \(\1, \d+\) after\n", "", found)
     assert times == 2  # each rank takes a block of pinned memory for its numbers
     assert without_callers(found) == without_callers((GOLDEN / "pp2_debug.txt").read_text())
@@ -64,7 +67,7 @@ def test_a_trace_for_nsys(device: WarmDevice, tmp_path: Path) -> None:
     """Rank 0's second iteration lies between the profiler calls, with ranges that end where they began."""
     profile = ["--profile.enable_profiling", "True", "--profile.step_start", "1", "--profile.step_end", "2"]
     flags = [*profile, "--profile.use_pytorch_profiler", "False", "--profile.nvtx_ranges", "True"]
-    flags += ["--profile.record_memory_history", "True", "--train.train_iters", "3"]
+    flags += ["--profile.record_memory_history", "True", "--train.train_iters", "2", "--train.global_batch_size", "4"]
     emulation = Emulation(hooks=("tests.gpu_path.nvtx_record",), settings={"EMULATED_CUDA_NVTX": str(tmp_path)})
     device.train(Training(layout="pp2"), tmp_path, emulation, flags)
     calls = (tmp_path / "nvtx-0.txt").read_text().splitlines()
@@ -73,8 +76,8 @@ def test_a_trace_for_nsys(device: WarmDevice, tmp_path: Path) -> None:
     pushed = [call.removeprefix("push ") for call in calls if call.startswith("push ")]
     assert len(pushed) == calls.count("pop")
     assert [pushed.count(name) for name in ("forward_backward", "reduce", "measure", "update")] == [1] * 4
-    assert pushed.count("forward-compute") == pushed.count("backward-compute") == 8
-    assert pushed.count("layer 1") == 8 and "layer 5" not in pushed  # the second stage's
+    assert pushed.count("forward-compute") == pushed.count("backward-compute") == 4
+    assert pushed.count("layer 1") == 4 and "layer 5" not in pushed  # the second stage's
     assert {"message send", "message recv", "collective all_gather"} <= set(pushed)
     assert not (tmp_path / "nvtx-1.txt").exists()
     snapshots = list((tmp_path / "profile").rglob("*"))

@@ -33,13 +33,15 @@ def record(
     *more_hooks: str,
     more: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
+    iterations: int = 4,
 ) -> str:
     """What step_record writes, rank by rank; ranks that write the same once."""
     folder = run_dir / "record"
     folder.mkdir()
     settings = {"EMULATED_CUDA_RECORD": str(folder), **flight.ROOM, **(more or {})}
     emulation = Emulation(hooks=(*more_hooks, RECORD), settings=settings)
-    device.train(Training(layout=layout, shape=shape), run_dir, emulation, ["--train.train_iters", "6", *flags])
+    length = ["--train.train_iters", "6", "--train.exit_interval", str(iterations), "--train.global_batch_size", "8"]
+    device.train(Training(layout=layout, shape=shape), run_dir, emulation, [*length, *flags])
     ranks: dict[str, list[str]] = {}
     for path in sorted(folder.iterdir()):
         ranks.setdefault(path.read_text(), []).append(path.stem.removeprefix("rank-"))

@@ -62,8 +62,8 @@ def test_scores_are_those_of_a_cpu(
     found = judged(te_device, Training(layout=layout, shape=shape), tmp_path, order, *SAMPLED)
     reference = on_the_cpu(shape, *JUDGED, *SAMPLED)
     expected = scores(reference)
-    assert len(samples(tmp_path)) == 6 and samples(tmp_path) == samples(reference)
-    assert len(found) == 2 * len(NAMES) and found.keys() == expected.keys()
+    assert samples(tmp_path) == samples(reference) != []
+    assert found.keys() == expected.keys() and {task for _, task in found} == set(NAMES)
     for key, metrics in found.items():
         assert metrics == pytest.approx(expected[key], rel=1e-4), key
 

@@ -114,10 +114,10 @@ def test_a_run_continues_on_the_other_device(
     assert trainings.loss_difference(tmp_path, on_the_cpu(shape)) < LOSS_BOUND
 
 
-def test_the_program_itself_starts_its_ranks(on_the_cpu: Any, tmp_path: Path) -> None:
+def test_the_program_itself_starts_its_ranks(brief: tuple[str, ...], on_the_cpu: Any, tmp_path: Path) -> None:
     """As a user does: new processes, ProcessGroupNCCL, and checkpoints written in the background."""
     world_size = Training(layout="dp2overlap").write_recipe(tmp_path / "recipe.toml")
-    flags = ["--run_dir", str(tmp_path), "--device", "cuda", "--nproc", str(world_size)]
+    flags = ["--run_dir", str(tmp_path), "--device", "cuda", "--nproc", str(world_size), *brief]
     done = run(["pretrain_gpt.py", str(tmp_path / "recipe.toml"), *flags], Emulation(order="late"))
     assert done.returncode == 0, done.stderr
     assert "2 ranks (torchrun, cuda)" in done.stdout

@@ -73,15 +73,13 @@ def train_and_compare(
     assert_same(run_dir, on_the_cpu(shape, *both))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "layout, shape, order",
     [
-        ("tp2spdp2zero3", "debug", "late"),
-        *(pytest.param(*case, marks=pytest.mark.campaign)
-          for case in [("dp2overlap", "debug", "late"), ("tp2sp", "debug", "late"), ("pp2vpp2", "debug", "eager"),
-                       ("ep2", "mixtral_tiny", "late"),
-                       ("tp2sp", "deepseek_v3_tiny", "eager"), ("dp4ep2zero3", "mixtral_tiny", "late"),
-                       ("dp2zero3", "deepseek_v3_tiny", "random")]),
+        ("tp2spdp2zero3", "debug", "late"), ("dp2overlap", "debug", "late"), ("tp2sp", "debug", "late"),
+        ("pp2vpp2", "debug", "eager"), ("ep2", "mixtral_tiny", "late"), ("tp2sp", "deepseek_v3_tiny", "eager"),
+        ("dp4ep2zero3", "mixtral_tiny", "late"), ("dp2zero3", "deepseek_v3_tiny", "random"),
     ],
 )  # fmt: skip
 def test_it_trains_as_our_modules_do(
@@ -124,9 +122,9 @@ PIECES = ("--train.cross_entropy_chunk_tokens", "24")
 @pytest.mark.parametrize(
     "layout, shape",
     [
-        ("tp2sp", "debug"),
+        ("tp2spdp2zero3", "debug"),
         *(pytest.param(*case, marks=pytest.mark.campaign)
-          for case in [("pp2", "gpt2_tiny"), ("tp2sp", "deepseek_v3_tiny"), ("dp2zero3", "debug")]),
+          for case in [("tp2sp", "debug"), ("pp2", "gpt2_tiny"), ("tp2sp", "deepseek_v3_tiny"), ("dp2zero3", "debug")]),
     ],
 )  # fmt: skip
 def test_losses_in_pieces_are_those_of_all_tokens(
@@ -233,7 +231,7 @@ def test_the_first_and_last_layers_stay_in_bf16(
     flags: tuple[str, ...] = (*fp8(recipe[0]), f"--precision.{name}", recipe[1])
     flags += ("--precision.first_last_layers_bf16", "True", "--precision.num_layers_at_start_in_bf16", str(start))
     flags += (*WIDE, "--model.num_layers", "8") if shape == "debug" else WIDE_LATENT
-    flags += ("--train.train_iters", "1")
+    flags += ("--train.train_iters", "1", "--train.global_batch_size", "2")
     emulation = Emulation(capability=capability, hooks=("tests.gpu_path.te.fp8_layers",))
     printed = te_device.train(Training(layout=layout, shape=shape), tmp_path, emulation, (*BF16, *flags))
     assert {int(found) for found in re.findall(r"fp8 in sublayer (\d+)$", printed, re.M)} == quantizing
@@ -283,14 +281,14 @@ DELAYED = (
     ],
 )
 def test_a_run_in_fp8_continues_with_its_scales(
-    te_device: WarmDevice, plain: Any, tmp_path: Path, layout: str, then: str, shape: str, bound: float
-) -> None:
+    te_device: WarmDevice, plain: Any, half: tuple[str, ...], tmp_path: Path, layout: str, then: str, shape: str,
+    bound: float,
+) -> None:  # fmt: skip
     """In the same layout bit for bit: with the recipe delayed, too, whose scales come from earlier steps."""
     flags = (*(WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE), *DELAYED)
     if layout == "dp2zero3":
         flags += ("--optimizer.optimizer_cpu_offload", "true")
-    stop = (*flags, "--train.exit_interval", "2")
-    te_device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(), stop)
+    te_device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(), (*flags, *half))
     printed = te_device.train(Training(layout=then, shape=shape), tmp_path, Emulation(), flags)
     assert "fp8's scales start fresh" not in printed
     assert trainings.loss_difference(tmp_path, plain(layout, shape, flags)) <= bound
@@ -367,7 +365,8 @@ def test_a_shadow_window_compares_and_changes_nothing(
     assert all(0 < line["fp8/shadow_grad_norm_difference"] < bound for line in lines)
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("nvfp4", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("recipe", ["tensorwise", "nvfp4"])
 def test_a_shadow_window_finds_a_scale_that_saturates(te_device: WarmDevice, tmp_path: Path, recipe: str) -> None:
     """Of one layer, by its name; the loss differs by 0.02 % only."""
     flags = (*BF16, *SHORT, *WIDE, *fp8(recipe), *SHADOW)
@@ -376,10 +375,13 @@ def test_a_shadow_window_finds_a_scale_that_saturates(te_device: WarmDevice, tmp
     printed = te_device.train(Training(), tmp_path / "on", emulation, flags)
     found = re.findall(r"warning: iteration \d: fp\d against bf16, .* in (\S+), more than", printed)
     assert found and set(found) == {"layers.1.mlp"}, printed
-    if recipe == "nvfp4":
-        return
-    with pytest.raises(TrainingError, match=r"Stopped \(precision.fp8_shadow\)"):
-        te_device.train(Training(), tmp_path / "stop", emulation, (*flags, "--precision.fp8_shadow", "stop:1"))
+
+
+def test_a_shadow_window_stops_at_a_scale_that_saturates(te_device: WarmDevice, tmp_path: Path) -> None:
+    flags = (*BF16, *SHORT, *WIDE, *fp8("tensorwise"), *SHADOW, "--precision.fp8_shadow", "stop:1")
+    emulation = Emulation(hooks=("tests.gpu_path.te.wrong_scale",))
+    with pytest.raises(TrainingError, match=r"in layers\.1\.mlp, more than .* Stopped \(precision.fp8_shadow\)"):
+        te_device.train(Training(), tmp_path, emulation, flags)
 
 
 @pytest.mark.campaign

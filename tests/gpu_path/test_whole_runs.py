@@ -15,7 +15,7 @@ from training.metrics.jsonl import read_jsonl
 
 LOSS_BOUND = 1e-5
 BF16_BOUND = 2e-3
-EVALUATED = ("--train.eval_interval", "2", "--train.eval_iters", "2")
+EVALUATED = ("--train.train_iters", "2", "--train.eval_interval", "1", "--train.eval_iters", "2")
 APART = ("--data.reset_attention_mask", "True", "--data.reset_position_ids", "True")
 FAULTS = "tests.gpu_path.faults"
 

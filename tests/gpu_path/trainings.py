@@ -37,14 +37,15 @@ class TrainingError(Exception):
 class WarmDevice:
     """A process of the emulated device that has imported torch and Megatron: ranks are forked from it."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[str], flags: tuple[str, ...] = ()) -> None:
+        """flags: before those of every training."""
+        self._process, self._flags = process, flags
 
     def train(self, training: Recipe, run_dir: Path, emulation: Emulation, flags: Sequence[str] = ()) -> str:
         """What the ranks printed. Raises TrainingError."""
         recipe, output = run_dir / "recipe.toml", run_dir / "output.txt"
         world_size = training.write_recipe(recipe)
-        arguments = [str(recipe), "--run_dir", str(run_dir), "--device", "cuda", *flags]
+        arguments = [str(recipe), "--run_dir", str(run_dir), "--device", "cuda", *self._flags, *flags]
         with emulation.variables() as variables:
             code = self._ask(
                 {"flags": arguments, "world_size": world_size, "environ": variables, "output": str(output)}
@@ -73,7 +74,7 @@ class WarmDevice:
 
 
 @contextmanager
-def warm_device(*hooks: str) -> Iterator[WarmDevice]:
+def warm_device(*hooks: str, flags: tuple[str, ...] = ()) -> Iterator[WarmDevice]:
     """One for many trainings. hooks: modules that it imports right after torch."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.gpu_path.warm"],
@@ -83,7 +84,7 @@ def warm_device(*hooks: str) -> Iterator[WarmDevice]:
     with process:
         assert process.stdout and process.stdin
         assert process.stdout.readline() == "ready\n"
-        yield WarmDevice(process)
+        yield WarmDevice(process, flags)
         process.stdin.close()
 
 
