@@ -354,7 +354,8 @@ def test_megatrons_two_gelus_are_these() -> None:
 
     x = torch.linspace(-4, 4, 101)
     tanh, erf = ACTIVATIONS["gelu"].function()(x), ACTIVATIONS["gelu_exact"].function()(x)
-    assert torch.allclose(bias_gelu(torch.zeros(101), x), tanh, atol=1e-6)
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.allclose(bias_gelu(torch.zeros(101), x), tanh, atol=1e-6)
     assert torch.equal(torch.nn.functional.gelu(x), erf)
     assert not torch.allclose(tanh, erf, atol=1e-5)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign import param
 from program.errors import UserError
 from tests.tools.megatron_scripts import SMALLEST
 from tools.from_megatron.__main__ import main
@@ -550,8 +551,8 @@ def test_overrides_of_few_sections(text: str) -> None:
     ("field", "written"),
     [
         ("--swiglu: true", "--swiglu: True"),
-        ("--untie-embeddings-and-output-weights: false", "--untie-embeddings-and-output-weights: no"),
-        ("--untie-embeddings-and-output-weights: false", "--squared-relu: False"),
+        param(("--untie-embeddings-and-output-weights: false", "--untie-embeddings-and-output-weights: no")),
+        param(("--untie-embeddings-and-output-weights: false", "--squared-relu: False")),
         ("--untie-embeddings-and-output-weights: false", "--rotary-base: null"),
         ("--moe-layer-freq: ([0]*1+[1]*3)", "--moe-layer-freq: [0, 1, 1, 1]"),
         ("--train-iters: 100", '--train-iters: 100\n  --rampup-batch-size: "8 8 1000"'),

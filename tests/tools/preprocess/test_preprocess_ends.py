@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from campaign import param
 from doctor_nodes import can_mount, left_out
 from tests.tools.preprocess_program import ROOT, process, wait_for_end
 from tools.preprocess import worker_pool
@@ -46,7 +47,7 @@ def at_work(command, folder):
     return started, [int(path.name.split(".tmp-")[1].split("-")[0]) for path in found]
 
 
-@pytest.mark.parametrize("way, code", [("terminate", 75), ("interrupt", 75), ("lose a worker", 1)])
+@pytest.mark.parametrize("way, code", [("terminate", 75), param(("interrupt", 75)), ("lose a worker", 1)])
 def test_what_workers_had_not_finished_goes_with_them(slow, tmp_path, way, code):
     started, (first, second) = at_work((slow, "--output", tmp_path / "out" / "x", *FLAGS), tmp_path / "out")
     folder, work = tmp_path / "out", tmp_path / "out" / "x.preprocess"
@@ -75,7 +76,7 @@ def test_what_workers_had_not_finished_goes_with_them(slow, tmp_path, way, code)
 
 
 def test_a_mistake_in_one_unit_leaves_nothing_of_the_others(slow, tmp_path):
-    (slow / "b.jsonl.gz").write_bytes(gzip.compress(BLANK[: 16 << 20] + b"no json\n", 1))
+    (slow / "b.jsonl.gz").write_bytes(gzip.compress(BLANK[: 4 << 20] + b"no json\n", 1))
     ended = process(slow, "--output", tmp_path / "out" / "x", *FLAGS)
     err = ended.communicate()[1]
     assert ended.returncode == 2, err
@@ -161,7 +162,7 @@ def test_a_disk_that_fills_under_several_workers(slow, tmp_path):
     assert [Path(line).name for line in ended.stdout.splitlines()] == ["plan.json"]
 
 
-@pytest.mark.parametrize("flags", [("--merge",), ("--shuffle_docs", 3)])
+@pytest.mark.parametrize("flags", [pytest.param(("--merge",), marks=pytest.mark.campaign), ("--shuffle_docs", 3)])
 def test_a_disk_that_fills_when_shards_are_joined_or_shuffled(tmp_path, flags):
     """There is room for the shards, and none for them once more."""
     needs_mounts()

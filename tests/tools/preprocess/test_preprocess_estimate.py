@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from campaign import param
 from data.raw import documents, inputs, units
 from data.raw.reading import ReadOptions, Rejects
 from program.errors import UserError
@@ -22,7 +23,7 @@ TEXTS = [f"{number:05d} " * (number % 90) for number in range(24_000)]
 TEXT_BYTES = sum(map(len, TEXTS))
 
 
-@pytest.fixture(params=["jsonl", "gz", "zst", "parquet", "dataset", "both"])
+@pytest.fixture(params=["jsonl", "gz", *map(param, ("zst", "parquet", "dataset")), "both"])
 def source(request, tmp_path):
     """The same texts, of each kind."""
     import datasets

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from campaign import param
 from data.manifest import read_manifest
 from data.shards import Shard
 from data.tokenizers import engines
@@ -30,7 +31,7 @@ def run(*arguments):
     return main([str(one) for one in arguments])
 
 
-@pytest.mark.parametrize("engine", ["auto", "tokenizers", "tiktoken"])
+@pytest.mark.parametrize("engine", ["auto", "tokenizers", param("tiktoken")])
 def test_bytes_are_megatrons_with_a_tokenizer_json(texts, lines, tokenizer_json, tmp_path, engine):
     from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import HuggingFaceTokenizer
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from campaign import param
 from data.inputs import resolve
 from data.manifest import BLOCK_BYTES, BlockSums
 from data.shards import Shard
@@ -84,7 +85,7 @@ def joining(draw, target, count):
         yield lambda: any(target.parent.glob(f"{target.name}.bin.tmp-*")), draw.uniform(0, 0.003)
 
 
-@pytest.mark.parametrize("flags, seed", [((), 1), (("--merge", "--shuffle_docs", 7), 2)])
+@pytest.mark.parametrize("flags, seed", [param(((), 1)), (("--merge", "--shuffle_docs", 7), 2)])
 def test_killed_at_random_points_gives_the_bytes_of_an_uninterrupted_run(
     lines, sentencepiece_model, tmp_path, flags, seed
 ):
@@ -142,6 +143,7 @@ def test_workers_end_with_a_killed_parent_and_a_restart_is_not_refused(lines, se
     assert len(documents(tmp_path / "x")) == 360
 
 
+@pytest.mark.campaign
 def test_a_killed_worker_is_said_and_continued(lines, sentencepiece_model, tmp_path):
     import psutil
 
@@ -326,7 +328,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(lines, tmp_path,
     assert run(lines, "--output", tmp_path / "x", "--tokenizer", "byte", "--no_check_space") == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 80, b"[1]", b'{"jsonl_key": "text"', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", param(b"\0" * 80), b"[1]", param(b'{"jsonl_key": "text"'), b"\xff"])
 @pytest.mark.parametrize("part", [(), ("--part", "0/2")])
 def test_a_plan_that_cannot_be_read_is_said_with_a_way_out(lines, tmp_path, capsys, content, part):
     command = (lines, "--output", tmp_path / "x", "--tokenizer", "byte", "--unit_mb", 0.1)
