@@ -1,6 +1,6 @@
 """Logits are compared with transformers' own before anything is converted; what was compared and differs does not stay.
 
-The comparisons are subprocesses, some seconds each: one test runs them, and test_convert_transformers has the others.
+The comparisons are subprocesses, some seconds each: a campaign runs them, test_convert_transformers what they do.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ MIXED = dataclasses.replace(
 )
 
 
+@pytest.mark.campaign
 def test_one_block_of_each_kind_is_compared_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Here the first and the third block, in this order, of the first 1024 ids and 4 of 8 experts."""
     write_folder(tmp_path / "hf", MIXED)

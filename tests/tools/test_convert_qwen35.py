@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from campaign import some
 from models.families import TINY
 from models.hf.shapes import read_shape, write_config
 from ranks import run_ranks
@@ -40,6 +41,9 @@ KINDS = {
 """Our shape, and whether files have each expert's tensors, as transformers writes them, or as on the hub all in one."""
 
 
+SUITE = ["experts_fused"]
+
+
 def save_whole(folder: Path, shape: str, each_expert: bool) -> None:
     """A random model of text and images as transformers saves it."""
     import transformers
@@ -54,12 +58,12 @@ def save_whole(folder: Path, shape: str, each_expert: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For each kind: whole, and the message that refuses it; text, as its command saves that; checkpoint; again."""
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For each kind tried: whole, the message that refuses it; text, as its command saves that; checkpoint; again."""
     folder = tmp_path_factory.mktemp("qwen35")
-    for shape, _ in KINDS.values():
+    for kind in KINDS if request.config.getoption("campaign") else SUITE:
+        shape, each_expert = KINDS[kind]
         hf_config(TINY[shape])  # transformers is imported once, here
-    for kind, (shape, each_expert) in KINDS.items():
         own = folder / kind
         run_ranks(1, lambda _, own=own, shape=shape, each=each_expert: save_whole(own / "whole", shape, each))
         (own / "refused").write_text(message(own / "whole"))
@@ -98,7 +102,7 @@ def tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
                         yield f"{stem}.{expert}.{part}.weight", rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, SUITE))
 def test_the_model_of_text_and_images_is_refused_with_a_command(
     root: Path, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +112,7 @@ def test_the_model_of_text_and_images_is_refused_with_a_command(
     assert "it is a model of text and images" in said and "model.visual." in said
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, SUITE))
 def test_the_text_model_that_the_command_saves_goes_through_bit_by_bit(root: Path, kind: str) -> None:
     whole = dict(tensors(root / kind / "whole"))
     expected = {name: tensor for name, tensor in whole.items() if "visual" not in name}
@@ -118,6 +122,7 @@ def test_the_text_model_that_the_command_saves_goes_through_bit_by_bit(root: Pat
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.campaign
 def test_experts_come_in_one_tensor_or_each_alone(root: Path) -> None:
     def names(kind: str) -> set[str]:
         with safe_open(root / kind / "text" / "model.safetensors", "pt") as file:
@@ -127,7 +132,7 @@ def test_experts_come_in_one_tensor_or_each_alone(root: Path) -> None:
     assert "model.language_model.layers.0.mlp.experts.0.gate_proj.weight" in names("experts")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, SUITE))
 def test_published_keys_mean_the_same_model(root: Path, kind: str) -> None:
     model_type, shape = read_shape(json.loads((root / kind / "text" / "config.json").read_text()))
     assert write_config(shape) == write_config(TINY[KINDS[kind][0]])

@@ -1,4 +1,4 @@
-"""From what users have to five steps of training, and back: a pile of text, and a Hugging Face folder."""
+"""From what users have to two steps of training, and back: a pile of text, and a Hugging Face folder."""
 
 import csv
 import gzip
@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from campaign import param
 from models.shapes import GPTShape
 from parallel.launch import Identity
 from programs import Program
 from ranks import run_ranks
-from runs import ROOT
+from runs import DEBUG, ROOT
 from tests.tools.hf_folders import write_folder
 from tests.tools.test_convert_training import SHAPE
 from tools.convert.__main__ import main as convert
@@ -21,21 +22,21 @@ from tools.preprocess.__main__ import main as preprocess
 
 TEXTS = [f'document {number}, of "words"\nand lines' for number in range(60)]
 STEPS = (
-    "--train.train_iters", "5", "--train.global_batch_size", "2", "--train.micro_batch_size", "2", "--nproc", "1",
+    "--train.train_iters", "2", "--train.global_batch_size", "2", "--train.micro_batch_size", "2", "--nproc", "1",
     "--device", "cpu", "--log.log_interval", "1", "--data.split", "1",
 )  # fmt: skip
 
 
 def trained(run_dir: Path, recipe: Path | str, *flags: str) -> str:
-    """Five steps: what was printed."""
+    """Two steps: what was printed."""
     program = Program(
         [str(recipe), *STEPS, "--run_dir", str(run_dir), *flags], run_dir.with_name(f"{run_dir.name}.log")
     )
     printed, said = program.communicate()
     assert program.returncode == 0, said
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["iteration"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5]
-    assert (run_dir / "done").read_text() == "5\n"
+    assert [line["iteration"] for line in lines if "loss" in line] == [1, 2]
+    assert (run_dir / "done").read_text() == "2\n"
     return printed
 
 
@@ -56,20 +57,25 @@ def write_texts(folder: Path) -> dict[str, tuple[Path, list[str]]]:
     return {kind: (path, keys[kind]) for kind, path in paths.items()}
 
 
-def test_text_becomes_tokens_and_five_steps(tmp_path: Path) -> None:
+COMMON = ("--data.tokenizer", "byte", "--model.seq_length", "32")
+
+
+def test_text_becomes_tokens_and_two_steps(tmp_path: Path) -> None:
     files, shards = write_texts(tmp_path), {}
     for kind, (path, (flag, name)) in files.items():
         output = str(tmp_path / "shards" / kind)
         assert preprocess([str(path), "--output", output, "--tokenizer", "byte", f"--{flag}", name]) == 0
         shards[kind] = [Path(f"{output}-00000-of-00001{half}").read_bytes() for half in (".bin", ".idx")]
     assert shards["jsonl"] == shards["parquet"] == shards["csv"]
-    common = ["--data.tokenizer", "byte", "--model.seq_length", "32", "--data.cache_dir", str(tmp_path / "cache")]
-    debug = ROOT / "slurm/recipes/debug.toml"
-    trained(tmp_path / "shards_run", debug, *common, "--data.paths", str(tmp_path / "shards/csv"))
-    for kind, field in (("parquet", "paths"), ("csv", "stream")):
-        path, (flag, name) = files[kind]
-        more = [f"--data.{flag}", name, "--data.stream_count", "2"]
-        trained(tmp_path / f"{kind}_run", debug, *common, f"--data.{field}", str(path), *more)
+    data = ("--data.cache_dir", str(tmp_path / "cache"), "--data.paths", str(tmp_path / "shards/csv"))
+    trained(tmp_path / "run", DEBUG, *COMMON, *data)
+
+
+@pytest.mark.parametrize(("kind", "field"), [param(("parquet", "paths")), ("csv", "stream")])
+def test_text_itself_becomes_two_steps(kind: str, field: str, tmp_path: Path) -> None:
+    path, (flag, name) = write_texts(tmp_path)[kind]
+    data = ("--data.cache_dir", str(tmp_path / "cache"), f"--data.{field}", str(path), f"--data.{flag}", name)
+    trained(tmp_path / "run", DEBUG, *COMMON, *data, "--data.stream_count", "2")
 
 
 def write_pair(folder: Path, shape: GPTShape) -> None:
@@ -112,7 +118,7 @@ def changed_line(printed: str) -> str:
     return line
 
 
-def test_a_hugging_face_folder_trains_five_steps_and_leaves(
+def test_a_hugging_face_folder_trains_two_steps_and_leaves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_DIR", raising=False)
@@ -121,11 +127,13 @@ def test_a_hugging_face_folder_trains_five_steps_and_leaves(
     write_pair(folder, SHAPE)
     imported, run_dir, exported = tmp_path / "imported", tmp_path / "run", tmp_path / "exported"
     assert convert(["import", "--no-logits", str(folder), str(imported)]) == 0
+    command = "python pretrain_gpt.py CHECKPOINT/config.toml --data.paths YOUR_DATA --run_dir runs/YOUR_NAME"
+    assert command in (imported / "config.toml").read_text()
     (tmp_path / "short.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ["a b", "b"] * 200))
     printed = trained(
         run_dir, imported / "config.toml", "--checkpoint.load", str(imported), "--data.paths",
         str(tmp_path / "short.jsonl"), "--data.cache_dir", str(tmp_path / "cache"), "--model.seq_length", "64",
-        "--optimizer.lr", "0.01", "--log.wandb", "offline",
+        "--optimizer.lr", "0.02", "--log.wandb", "offline",
     )  # fmt: skip
     assert "model owner/Tiny-1M: " in printed
     assert "model.seq_length" in changed_line(printed) and len(changed_line(printed)) <= 120
@@ -134,7 +142,7 @@ def test_a_hugging_face_folder_trains_five_steps_and_leaves(
     assert "Model owner/Tiny-1M." in (run_dir / "report.html").read_text()
     _described(run_dir, imported, capsys)
     assert convert(["export", str(run_dir), str(exported), "--verify"]) == 0
-    assert f"the newest checkpoint is {run_dir}/checkpoints/iter_0000005." in capsys.readouterr().out
+    assert f"the newest checkpoint is {run_dir}/checkpoints/iter_0000002." in capsys.readouterr().out
     found = generated(exported)
     assert found["new"][-1] == found["eos"] == 0 and len(found["new"]) < 200, found
     assert convert(["export", str(tmp_path), str(tmp_path / "none")]) == 2

@@ -30,16 +30,20 @@ from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
 from training.generation.settings import Sampling, TextLimits
 from training.generation.texts import prompt_ids
 
-LEARNING = ("--train.train_iters", "60", "--log.log_interval", "60", "--model.seq_length", "64")
+LARGE = (
+    "--train.train_iters", "1", "--optimizer.lr", "1e-9", "--model.init_method_std", "0.15", "--train.seed", "1",
+    "--model.seq_length", "64",
+)  # fmt: skip
+LAST = "iter_0000001"
 PROMPTS = ("def read(self, path):\n", "import os\n\n", "naïve — ", "class A(")
 GREEDY = ("--temperature", "0", "--max_new_tokens", "20")
 
 
 @pytest.fixture(scope="module")
 def run(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's folder; its model has learned enough that texts differ."""
+    """A run's folder; its weights are large enough that texts differ."""
     folder = tmp_path_factory.mktemp("generate") / "run"
-    train(prepared, configuration(folder, *LEARNING), 2)
+    train(prepared, configuration(folder, *LARGE), 1)
     return folder
 
 
@@ -68,10 +72,10 @@ def generate(checkpoint: Path, *flags: object, code: int = 0) -> tuple[str, str]
 def test_a_prompts_text_alone_is_printed_in_any_layout(run: Path, texts: list[str]) -> None:
     out, err = generate(run, "--prompt", PROMPTS[0], *GREEDY)
     assert out == f"{texts[0]}\n"
-    assert "iter_0000060 (debug: 4 layers, hidden 64), TP 1 x PP 1 x DP 1 on cpu, fp32; greedy\n" in err
+    assert f"{LAST} (debug: 4 layers, hidden 64), TP 1 x PP 1 x DP 1 on cpu, fp32; greedy\n" in err
     assert "20 tokens in " in err
     for flags in (("--layout", "tp2sp"), ("--no_cache", "--stream"), ("--layout", "cp2")):
-        assert generate(run / "checkpoints/iter_0000060", "--prompt", PROMPTS[0], *GREEDY, *flags)[0] == out, flags
+        assert generate(run / "checkpoints" / LAST, "--prompt", PROMPTS[0], *GREEDY, *flags)[0] == out, flags
 
 
 def test_a_file_of_lines_in_one_batch_over_two_replicas(run: Path, texts: list[str]) -> None:
@@ -89,18 +93,17 @@ def test_stop_texts_and_end_ids_end_a_text(run: Path, tmp_path: Path) -> None:
     assert generate(run, *drawn, "--stream", "--stop", "~~", stop)[0] == f"{cut}\n"
     record = json.loads(generate(run, *drawn, "--format", "jsonl", "--stop", "~~", stop)[0])
     assert (record["text"], record["finish_reason"]) == (cut, "stop") and record["tokens"] < 40
-    folder = tmp_path / "iter_0000060"
-    shutil.copytree(run / "checkpoints/iter_0000060", folder)
+    folder = Path(shutil.copytree(run / "checkpoints" / LAST, tmp_path / LAST))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [300, ord(stop[0])]}))
     record = json.loads(generate(folder, *drawn, "--format", "jsonl")[0])
     assert (record["text"], record["finish_reason"]) == (cut, "end") and at <= record["tokens"] < 40
 
 
-def test_the_seed_gives_the_text(run: Path) -> None:
-    flags = ("--prompt", "import ", "--max_new_tokens", 30)
+def test_the_seed_gives_the_text(run: Path, texts: list[str]) -> None:
+    flags = ("--prompt", PROMPTS[0], "--max_new_tokens", 20)
     one, again, other = (generate(run, *flags, *more)[0] for more in ((), ("--seed", 0), ("--seed", 5)))
     assert one == again != other
-    assert generate(run, *flags, "--top_k", 1)[0] == generate(run, *flags, "--temperature", 0)[0]
+    assert generate(run, *flags, "--top_k", 1)[0] == f"{texts[0]}\n"
 
 
 def test_an_imported_model_begins_and_ends_texts_with_its_own_ids(tmp_path: Path) -> None:
@@ -117,8 +120,8 @@ def test_an_imported_model_begins_and_ends_texts_with_its_own_ids(tmp_path: Path
     assert (made.begin, sorted(made.limits.ends)) == (0, [1, 2]) and opened.tokenizer is not None
     ids = prompt_ids(opened.tokenizer, f"{EOS}a", made.begin)
     assert ids[0] == 0 and 1 not in ids and opened.tokenizer.decode(ids) == f"{EOS}a"
-    with_bos, without = (generate(tmp_path / "checkpoint", "--prompt", "a", *more)[0] for more in (["--bos"], []))
-    assert with_bos != without
+    asked = (tmp_path / "checkpoint", "--prompt", "a", "--max_new_tokens", "8")
+    assert generate(*asked, "--bos")[0] != generate(*asked)[0]
 
 
 # ---- line by line, and readers that go
@@ -222,8 +225,7 @@ def test_a_checkpoint_without_a_tokenizer_and_a_folder_without_a_checkpoint(tmp_
 
 
 def test_damage_is_exit_code_2(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "iter_0000060"
-    shutil.copytree(run / "checkpoints/iter_0000060", folder)
+    folder = Path(shutil.copytree(run / "checkpoints" / LAST, tmp_path / LAST))
     data = max(folder.glob("*.bin"), key=lambda path: path.stat().st_size)
     data.write_bytes(data.read_bytes()[:-1])
     out, err = generate(folder, "--prompt", "a", code=2)

@@ -56,11 +56,11 @@ def logits(run: Path, output: Path, layout: str | None, dtype: str | None = "fp3
 def test_every_layout_computes_the_same_model(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     one = logits(run, tmp_path / "one", "dp2")
     assert one.std() > 0
-    for layout in ("tp2sp", "pp2vpp2", "tp2spep2etp1", "dp2zero3"):
+    for layout in ("pp2vpp2", "tp2spep2etp1", "dp2zero3"):
         torch.testing.assert_close(logits(run, tmp_path / layout, layout), one, rtol=0, atol=1e-5)
     out, err = capfd.readouterr()
-    assert out == "result\n" * 5
-    assert "TP 2 x PP 1 x DP 1\n" in err and "noise" not in err
+    assert out == "result\n" * 4
+    assert "TP 2 x PP 1 x EP 2 x DP 1\n" in err and "noise" not in err
     assert not torch.equal(logits(run, tmp_path / "bf16", "pp2", None), one), "precision.dtype is bf16"
 
 

@@ -2,10 +2,6 @@
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from campaign import param
 from checkpoint_parts import Parts, configuration, on_ranks, sizes
-from ranks import run_ranks  # noqa: F401  (torch and megatron, before anything forks)
+from programs import Program
 from tools.reshard.__main__ import main
 from tools.shared.dtypes import cast
 from training.checkpoint.folders import STATE
@@ -125,17 +122,17 @@ def test_a_larger_vocabulary_has_rows_of_zeros_and_goes_back(run: Path, tmp_path
 
 def killed(arguments: list[str], unfinished: Path) -> int:
     """Start it, kill it hard when a few of its files are done: how many were."""
-    process = subprocess.Popen([sys.executable, "-m", "tools.reshard", *arguments])
+    process = Program(arguments, unfinished.with_name("killed"), module="tools.reshard")
     try:
         while process.poll() is None and len(list(unfinished.rglob("*.pieces.json"))) < 3:
             time.sleep(0.001)
-        os.kill(process.pid, signal.SIGKILL)
     finally:
-        process.wait()
+        process.kill()
+        process.communicate()
     return len(list(unfinished.rglob("*.pieces.json")))
 
 
-@pytest.mark.parametrize("more", [["--workers", "2"], ["--format", "megatron"]], ids=["ours", "megatron"])
+@pytest.mark.parametrize("more", [["--workers", "2"], param(["--format", "megatron"])], ids=["ours", "megatron"])
 def test_what_is_killed_goes_on_to_the_same_bytes(run: Path, tmp_path: Path, more: list[str]) -> None:
     arguments = [str(run), str(tmp_path / "out"), "--max_file_size", "40KB", *more]
     unfinished = tmp_path / "out.tmp-convert"

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from campaign import some
 from models.families import TINY
 from models.hf.shapes import write_config
 from models.hf.tables import Entry, constants
@@ -28,7 +30,6 @@ from tools.reshard.__main__ import main
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.state import read_state
 
-CAMPAIGN = pytest.mark.campaign
 LLAMA = {
     "model_type": "llama", "vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
     "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8,
@@ -97,7 +98,7 @@ def test_all_that_a_table_says_of_a_weight_is_known_here() -> None:
     assert {field.name for field in dataclasses.fields(Entry)} == set(known.split())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, ["llama", "qwen3_moe", "gpt2"]))
 def test_fsdps_checkpoint_becomes_ours(name: str, fsdp: Path, tmp_path: Path) -> None:
     """Weights and moments are what tools.convert makes of the same tensors."""
     weights, states = weights_and_states(fsdp / name)
@@ -116,14 +117,7 @@ def test_fsdps_checkpoint_becomes_ours(name: str, fsdp: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("name", "is_old"),
-    [
-        ("llama", False),
-        ("qwen3 tied", True),
-        ("qwen3_moe", False),
-        pytest.param("llama", True, marks=CAMPAIGN),
-        pytest.param("qwen3 tied", False, marks=CAMPAIGN),
-        pytest.param("qwen3_moe", True, marks=CAMPAIGN),
-    ],
+    some(itertools.product(list(MODELS)[:3], (False, True)), [("llama", False), ("qwen3 tied", True)]),
 )
 def test_torchtitans_names_and_rows(name: str, is_old: bool, fsdp: Path, tmp_path: Path) -> None:
     """The same model under torchtitan's names, Llama's heads rotated its way, is the same checkpoint."""
@@ -216,7 +210,7 @@ def test_nothing_is_executed(attack: Any, fsdp: Path, tmp_path: Path, capsys: py
 # ---- written
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3 tied", marks=CAMPAIGN), "qwen3_moe", "gpt2"])
+@pytest.mark.parametrize("name", some(MODELS, ["qwen3_moe", "gpt2"]))
 def test_fsdp_goes_on_from_what_is_written(name: str, fsdp: Path, tmp_path: Path) -> None:
     """There and back are the same tensors; and torch's own load_state_dict takes them into a sharded model."""
     assert main([str(fsdp / name), str(tmp_path / "ours")]) == 0
@@ -234,7 +228,7 @@ def test_a_sharded_model_loads_it(fsdp: Path, tmp_path: Path) -> None:
     on_fsdp_ranks(load_and_compare, (LLAMA, tmp_path / "dcp"))
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama", marks=CAMPAIGN), "qwen3 tied", "qwen3_moe"])
+@pytest.mark.parametrize("name", some(list(MODELS)[:3], ["qwen3_moe"]))
 def test_torchtitans_form_there_and_back(name: str, fsdp: Path, tmp_path: Path) -> None:
     weights, states = weights_and_states(fsdp / name)
     save_as_titan(weights, states, MODELS[name], tmp_path / "titan/step-2")
@@ -276,8 +270,8 @@ def exported_shapes() -> list[Any]:
     for name, shape in TINY.items():
         with contextlib.suppress(UserError):
             write_config(shape)
-            found.append(pytest.param(name, marks=[] if name in QUICK else pytest.mark.campaign))
-    return found
+            found.append(name)
+    return some(found, QUICK)
 
 
 @pytest.mark.parametrize("name", exported_shapes())

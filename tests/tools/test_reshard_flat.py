@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from campaign import some
 from checkpoint_parts import Parts, assembled, configuration, on_ranks, sizes
 from models.names import canonical
 from parallel.config import ParallelConfig
@@ -89,10 +90,7 @@ CASES: dict[str, tuple[int, ParallelConfig, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.campaign) if name == "tied, biases, TP2, bf16" else name for name in CASES],
-)
+@pytest.mark.parametrize("name", some(CASES, ["bf16, TP2 DP2, buckets", "latent attention, MTP, PP2"]))
 def test_every_moment_finds_its_tensor(name: str, tmp_path: Path) -> None:
     """Untrained, but for the moments: norms are ones, biases zeros, and only their order tells them apart."""
     world_size, parallel, model = CASES[name]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from campaign import some
 from checkpoint_parts import (
     GLOBAL_BATCH_SIZE,
     SEQ_LENGTH,
@@ -97,7 +98,7 @@ CASES: dict[str, tuple[dict[str, Any], ParallelConfig, int, list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, ["by weight"]))
 def test_megatron_lm_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     """Iteration, samples, schedule, weights and moments, through every check that it makes."""
     model, parallel, readers, more = CASES[name]
