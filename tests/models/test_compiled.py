@@ -78,8 +78,9 @@ def compare(identity: Identity, config: RunConfig, world_size: int, most: int, b
             assert (found[name] - expected).abs().max() <= BOUND * expected.abs().max(), name
 
 
+@pytest.mark.campaign
 def test_the_same_losses_and_gradients_before_inductor() -> None:
-    """Whose minute for two kinds of layers is the campaign's; with weights in shards: tests/test_layouts.py."""
+    """As tests/gpu_path/test_compiled.py has it in the suite; with weights in shards: tests/test_layouts.py."""
     config, world_size = configured("", "debug", packed=False)
     run_ranks(world_size, compare, config, world_size, 2, "aot_eager")
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import runs
+from campaign import param
 from data.config import DataConfig
 from data.loader import Batch, Packing, to_batch
 from data.prepare import prepare
@@ -183,7 +184,7 @@ def alone(model: str = "") -> str:
     return f"--data.reset_position_ids --model.init_method_std 0.1 {model} "
 
 
-@pytest.mark.parametrize("model", ["", LATENT_FLAGS], ids=["RoPE", "MLA"])
+@pytest.mark.parametrize("model", ["", param(LATENT_FLAGS)], ids=["RoPE", "MLA"])
 def test_positions_restart_alone_on_every_layout(
     model: str, short_documents: tuple[DataConfig, Prepared], tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def compare(identity: Identity, config: RunConfig, world_size: int) -> None:
         pytest.param("tp2sppp2", "debug", FULL, marks=pytest.mark.campaign),
         pytest.param("dp2zero3", "debug", {}, marks=pytest.mark.campaign),
         ("tp2spep2etp1", "mixtral_tiny", {}),
-        ("", "deepseek_v3_tiny", {}),
+        pytest.param("", "deepseek_v3_tiny", {}, marks=pytest.mark.campaign),
         ("dp2zero3", "gpt2_tiny", FULL),
     ],
 )

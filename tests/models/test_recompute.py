@@ -65,7 +65,7 @@ def compare(identity: Identity, config: RunConfig, chosen: RunConfig, world_size
     [
         ("tp2sp", "debug", 0.2),
         pytest.param("pp2vpp2", "debug", 0.4, marks=pytest.mark.campaign),
-        ("dp2zero3", "debug", 0.6),
+        pytest.param("dp2zero3", "debug", 0.6, marks=pytest.mark.campaign),
         pytest.param("tp2spdp2ep2etp1", "mixtral_tiny", 0.5, marks=pytest.mark.campaign),
         ("ep2", "mixtral_tiny", 0.5),
         pytest.param("tp2sp", "gpt2_tiny", 0.5, marks=pytest.mark.campaign),

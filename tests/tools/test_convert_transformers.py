@@ -32,7 +32,6 @@ from tools.convert.__main__ import main
 ONE_AT_A_TIME = threading.Lock()
 SHORT = {
     "apertus", "ernie4_5_moe", "gemma2", "glm4", "minimax_m2", "olmo2", "qwen2 windows", "qwen3 tied",
-    "qwen3_next",
 }  # fmt: skip
 """What one class alone has; the others are a campaign's, and tests/tools/test_convert.py has more of them."""
 SWAPPED = {

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from campaign import param
 from models.shapes import GPTShape
 from parallel.launch import Identity
 from programs import Program
@@ -71,8 +70,10 @@ def test_text_becomes_tokens_and_two_steps(tmp_path: Path) -> None:
     trained(tmp_path / "run", DEBUG, *COMMON, *data)
 
 
-@pytest.mark.parametrize(("kind", "field"), [param(("parquet", "paths")), ("csv", "stream")])
+@pytest.mark.campaign
+@pytest.mark.parametrize(("kind", "field"), [("parquet", "paths"), ("csv", "stream")])
 def test_text_itself_becomes_two_steps(kind: str, field: str, tmp_path: Path) -> None:
+    """In the suite: tests/data reads such files, tests/training/test_streaming.py trains on them."""
     path, (flag, name) = write_texts(tmp_path)[kind]
     data = ("--data.cache_dir", str(tmp_path / "cache"), f"--data.{field}", str(path), f"--data.{flag}", name)
     trained(tmp_path / "run", DEBUG, *COMMON, *data, "--data.stream_count", "2")

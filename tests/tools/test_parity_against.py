@@ -73,8 +73,8 @@ def test_a_checkpoint_and_its_export_compute_the_same(
 @pytest.mark.parametrize(
     "shape, tensor, place, value, weight",
     [
-        ("llama3_tiny", "model.layers.1.mlp.up_proj.weight", 70, 2.0,
-         "layers.1.mlp.linear_fc1.weight: 1 of 22,528 elements differ, most at [177, 6]: "),
+        param(("llama3_tiny", "model.layers.1.mlp.up_proj.weight", 70, 2.0,
+               "layers.1.mlp.linear_fc1.weight: 1 of 22,528 elements differ, most at [177, 6]: ")),
         param(("mixtral_tiny", "model.layers.1.block_sparse_moe.gate.weight", 3, 5.0,
                "layers.1.mlp.router.weight: 1 of 256 elements differ, most at [0, 3]: ")),
         ("deepseek_v3_tiny", "model.layers.1.mlp.shared_experts.down_proj.weight", 5, float("nan"),
@@ -94,6 +94,7 @@ def test_a_weight_that_was_changed_in_block_1s_mlp_is_named(
     assert out.rstrip().endswith(f"instead of {value:g}")  # one weight, and no difference of configurations
 
 
+@pytest.mark.campaign
 def test_weights_in_16_bits_are_compared_with_others_rounded_to_them(
     pairs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

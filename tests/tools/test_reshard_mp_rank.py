@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from campaign import some
+from campaign import param, some
 from checkpoint_parts import VOCABULARY, configuration, on_ranks, sizes
 from models.resolve import resolve
 from tests.tools.mp_rank_folders import save_old, save_ranks, settings, train_and_save, write
@@ -96,7 +96,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (0, 2, 1, {"attention": "attention", "old_format": True}),
         (1.0, 2, 2, {}),
         (2.0, 1, 2, {"attention": "attention"}),
-        (3.0, 2, 1, {"old_format": True}),
+        param((3.0, 2, 1, {"old_format": True})),
     ],
 )
 def test_old_names_and_orders(

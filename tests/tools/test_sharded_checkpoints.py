@@ -12,6 +12,8 @@ from tools.inspect_checkpoint.__main__ import main as inspect
 from tools.reshard.__main__ import main as reshard
 from training.config import recipe
 
+pytestmark = pytest.mark.campaign
+"""In the suite tests/tools/test_parity_against.py exports one of such ranks."""
 SHARDS = {"data_parallel_sharding_strategy": "HYBRID_SHARD", "num_distributed_optimizer_instances": 2}
 
 
