@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 CODE = """
@@ -49,6 +51,8 @@ def test_a_run_on_the_cpu_imports_no_compiler_and_no_wandb() -> None:
 RANK = """
 import sys
 from pathlib import Path
+
+import pytest
 import runs
 from data.config import DataConfig
 from data.prepare import prepare
@@ -64,6 +68,7 @@ runs.train(prepared, runs.configuration(Path(sys.argv[1], "run"), "--train.train
 """
 
 
+@pytest.mark.campaign
 def test_a_forked_rank_imports_nothing_of_numpy_and_megatron(tmp_path: Path, cache_dir: Path) -> None:
     """Each would do it by itself, at its first step."""
     environ = os.environ | {"PYTHONPATH": str(ROOT / "tests/support")}

@@ -87,7 +87,7 @@ def side_by_side(on: Iterable[str]) -> set[frozenset[str]]:
 
 
 def chosen(cases: list[Case]) -> list[Case]:
-    """Whoever has most that none before has, for its ranks; one whose model is not trained yet costs one more."""
+    """Whoever has most that none before has, on fewest axes; one whose model is not trained yet costs two trainings."""
     have = {model: traits(model) for model in {model for model, _, _ in cases}}
     pairs = dict[Case, set[object]]()
     for case in cases:
@@ -96,7 +96,8 @@ def chosen(cases: list[Case]) -> list[Case]:
     missing, found = set().union(*pairs.values()), list[Case]()
     while missing:
         trained = {model for model, _, _ in found}
-        best = max(pairs, key=lambda case: len(pairs[case] & missing) / (1 if case[0] in trained else 2))
+        new = {case: len(pairs[case] & missing) / (1 if case[0] in trained else 2) for case in pairs}
+        best = max(new, key=lambda case: (new[case], -len(axes(*case[1:]))))
         found.append(best)
         missing -= pairs.pop(best)
     return found
