@@ -38,7 +38,7 @@ OF_ONE_TOKEN = re.compile(
 """Traits that compute each token by itself, whichever rank of a context it is on."""
 OF_LAYERS_OR_ENDS = frozenset("""
     untie_embeddings_and_output_weights mtp_num_layers moe_layer_freq window_attn_skip_freq no_rope_freq
-    hybrid_layer_pattern linear_attention_freq documents position_embedding_type
+    hybrid_layer_pattern linear_attention_freq documents
 """.split())  # fmt: skip
 """Traits that a pipeline's stage knows its layers' numbers for, or that its ends have."""
 OF_OWN_PARAMETERS = frozenset("softmax_type moe_shared_expert_gate".split())
