@@ -107,7 +107,11 @@ def test_a_schedule_takes_an_entry(prepared: Prepared, tmp_path: Path, monkeypat
     config = configured(tmp_path, "--optimizer.lr_warmup_iters", "0", "--optimizer.lr_decay_style", "halves")
     lr = config.optimizer.lr
     assert [line["learning_rate"] for line in runs.train(prepared, config, 1)] == [lr, lr / 2, lr / 4]
-    assert learning_schedule(config.optimizer, config.train).describe().endswith("weight decay 0.1")
+    assert (
+        learning_schedule(config.optimizer, config.train, config.model.seq_length)
+        .describe()
+        .endswith("weight decay 0.1")
+    )
 
 
 def _with_metrics(

@@ -17,6 +17,7 @@ from parallel.groups import Ranks, own_cores
 from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
 from program.errors import SharedMistake
+from training.config.lr_schedule import ScheduledRates
 from training.config.optimizer_config import STATE_FIELDS, OptimizerConfig, state_problems
 from training.loss_weights import weigh_losses
 from training.optimizer_class import made_by, try_out
@@ -45,6 +46,8 @@ def build(
         "optimizer": "adam",
         "lr": optimizer.lr,
         "min_lr": optimizer.min_lr,
+        "decoupled_lr": optimizer.decoupled_lr,
+        "decoupled_min_lr": optimizer.decoupled_min_lr,
         "weight_decay": optimizer.weight_decay,
         "adam_beta1": optimizer.adam_beta1,
         "adam_beta2": optimizer.adam_beta2,
@@ -123,8 +126,11 @@ def gather_once(optimizer: MegatronOptimizer) -> None:
         part._defer_param_sync = part.model_chunks == last.model_chunks
 
 
-def set_schedule(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: float) -> None:
+def set_schedule(optimizer: MegatronOptimizer, rates: ScheduledRates) -> None:
     """Write this iteration's values into every parameter group, times the group's own multipliers."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get("lr_mult", 1.0)
-        group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
+        rate = rates.learning_rate
+        if rates.decoupled_learning_rate is not None and not group["default_config"]:  # as megatron-core marks them
+            rate = rates.decoupled_learning_rate
+        group["lr"] = rate * group.get("lr_mult", 1.0)
+        group["weight_decay"] = rates.weight_decay * group.get("wd_mult", 1.0)

@@ -75,6 +75,8 @@ class StepResult(GradientResult):
 
     learning_rate: float
     decision: UpdateDecision
+    decoupled_learning_rate: float | None = None
+    """Of word embeddings and output layer, where they have one of their own."""
 
     @property
     def skipped(self) -> bool:
@@ -128,7 +130,7 @@ def train_step(
     knowing loss and gradient norm. before_update: called when weights and optimizer are about to change.
     """
     config, chunks, optimizer, ranks = parts.config, parts.chunks, parts.optimizer, parts.ranks
-    set_schedule(optimizer, rates.learning_rate, rates.weight_decay)
+    set_schedule(optimizer, rates)
     scale = LossScale(optimizer)
     zero_gradients(chunks, optimizer)
     sizes = config.model.seq_length, config.train.micro_batch_size
@@ -140,7 +142,12 @@ def train_step(
         before_update()
         updated = clip_and_update(optimizer, gradients.grad_norm)
         decision = UpdateDecision.UPDATE if updated else UpdateDecision.SKIP
-    return StepResult(**vars(gradients), learning_rate=rates.learning_rate, decision=decision)
+    return StepResult(
+        **vars(gradients),
+        learning_rate=rates.learning_rate,
+        decoupled_learning_rate=rates.decoupled_learning_rate,
+        decision=decision,
+    )
 
 
 def zero_gradients(chunks: Chunks, optimizer: MegatronOptimizer) -> None:

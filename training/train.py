@@ -124,7 +124,7 @@ def one_step(
     schedule: None: this configuration's, as of a run that begins. policy: None: as mcore does.
     """
     config = parts.config
-    schedule = schedule or learning_schedule(config.optimizer, config.train)
+    schedule = schedule or learning_schedule(config.optimizer, config.train, config.model.seq_length)
     microbatches = stream.next(config.model.seq_length)
     rates = schedule.rates(progress.consumed_samples)
     run_step = partial(train_step, parts, microbatches, rates, requests, before_update=before_update)

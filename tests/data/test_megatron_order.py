@@ -172,7 +172,7 @@ def test_the_plan_of_a_run_is_of_all_its_samples(tmp_path, data, ramp, samples):
     )  # fmt: skip
     prepared = prepare(config.data, lambda line: None)
     assert with_megatrons_order(prepared, config).plan == {"megatron_train_samples": samples}
-    assert data or samples == batch_schedule(config.train).consumed_after(100)
+    assert data or samples == batch_schedule(config.train, config.model.seq_length).consumed_after(100)
 
 
 def test_fewer_samples_than_the_run_takes_are_refused_at_the_start(tmp_path):

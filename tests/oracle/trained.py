@@ -52,7 +52,7 @@ def train_case(identity: Identity, case: Case, prepared: Prepared, notes: Path) 
         stream = BatchStream(
             lambda: open_source(prepared, config, "train"),
             ranks,
-            batch_schedule(config.train),
+            batch_schedule(config.train, config.model.seq_length),
             config.train.micro_batch_size,
             0,
             Packing.from_config(config.data, prepared.tokenizer.eod),

@@ -8,7 +8,7 @@ from training.config.schedules import learning_schedule
 def test_samples_stay_samples_with_a_ramp() -> None:
     config = recipe_of(GPT3_175B)
     assert config.train.rampup_batch_size == (16, 16, 5859375)
-    schedule = learning_schedule(config.optimizer, config.train)
+    schedule = learning_schedule(config.optimizer, config.train, config.model.seq_length)
     assert (schedule.warmup_samples, schedule.decay_samples) == (183105, 126953125)
 
 
@@ -23,14 +23,9 @@ def test_a_warm_up_fraction_is_of_the_decay() -> None:
     assert (config.optimizer.lr_decay_iters, config.optimizer.lr_warmup_fraction) == (80, 0.1)
 
 
-def test_an_even_schedule_of_batch_sizes_is_a_ramp() -> None:
-    flags = SMALLEST.replace("--global-batch-size 8 --train-iters 100", "--train-samples 800")
-    flags += " --step-batch-size-schedule"
-    even = translate([*flags.split(), "0:2 1.28K:4 2560:6"])
-    assert even.values["train.rampup_batch_size"] == [2, 2, 20] and even.values["train.global_batch_size"] == 6
-    uneven = translate([*flags.split(), "0:2 1.28K:4 9K:6"])
-    assert "train.rampup_batch_size" not in uneven.values
-    assert any("uneven" in line for line in uneven.not_understood)
+def test_a_decoupled_rate_is_a_field() -> None:
+    config = recipe_of(f"{SMALLEST} --decoupled-lr 1e-2 --decoupled-min-lr 1e-4")
+    assert (config.optimizer.decoupled_lr, config.optimizer.decoupled_min_lr) == (1e-2, 1e-4)
 
 
 def test_a_batch_that_is_not_given_is_the_ranks() -> None:

@@ -83,7 +83,7 @@ def load_and_compare(parts: Parts, config: RunConfig, folder: Path, source: Path
     assert (iteration, args.consumed_train_samples) == (2, 2 * GLOBAL_BATCH_SIZE)
     assert operations > 0
     assert scheduler.num_steps == 2 * GLOBAL_BATCH_SIZE
-    schedule = learning_schedule(config.optimizer, config.train)
+    schedule = learning_schedule(config.optimizer, config.train, config.model.seq_length)
     assert {group["lr"] for group in parts.optimizer.param_groups} == {schedule.learning_rate(scheduler.num_steps)}
     whole = assembled(parts, folder / "pieces")
     if whole is not None:

@@ -39,6 +39,8 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "hysteresis": ("precision.hysteresis", 2),
     "lr": ("optimizer.lr", None),
     "min-lr": ("optimizer.min_lr", 0.0),
+    "decoupled-lr": ("optimizer.decoupled_lr", None),
+    "decoupled-min-lr": ("optimizer.decoupled_min_lr", None),
     "cpu-offloading-num-layers": ("train.cpu_offloading_num_layers", 0),
     "lr-warmup-init": ("optimizer.lr_warmup_init", None),
     "lr-decay-style": ("optimizer.lr_decay_style", "linear"),

@@ -117,9 +117,6 @@ OTHER_MODEL: dict[str, str] = {
 """Without them the model, the data or the schedule is another: refused unless --allow_partial."""
 
 UNSUPPORTED: dict[str, str] = {
-    "embeddings and output layer train at --lr here, as all others do": """
-        decoupled-lr=1 decoupled-min-lr=1
-    """,
     "deprecated by Megatron-LM itself, which refuses it; use its replacement": """
         model-parallel-size=1 checkpoint-activations checkpoint-num-layers=1 distribute-checkpointed-activations
         moe-extended-tp use-checkpoint-lr-scheduler standalone-embedding-stage use-legacy-models

@@ -1,17 +1,12 @@
 """Batch sizes: constant, a ramp of the older --rampup-batch-size, or --step-batch-size-schedule."""
 
-import itertools
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from program.errors import UserError
 from tools.from_megatron.arguments import number
 from tools.from_megatron.draft import Draft
-from training.config.batch_schedule import BatchSchedule
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+from training.config.batch_schedule import BatchSchedule, read_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +16,6 @@ class Batches:
     schedule: BatchSchedule
     counted: int | None = None
     """Samples that it takes for an iteration where it counts schedules in iterations; None: those of every batch."""
-    steps: bool = False
-    """Whether it is a --step-batch-size-schedule."""
 
     def iterations(self, samples: int) -> int:
         """Iterations of --train-samples (Megatron-LM's ``update_train_iters``)."""
@@ -32,7 +25,7 @@ class Batches:
             low, high = (middle, high) if self.schedule.consumed_after(middle) <= samples else (low, middle)
         reached, ramp = self.schedule.consumed_after(low), self.schedule.rampup_batch_size
         # With steps, the last iteration may go beyond. With a ramp, what ends within it has one more iteration.
-        beyond = reached < samples if self.steps else ramp is not None and reached <= ramp[2]
+        beyond = reached < samples if self.schedule.steps else ramp is not None and reached <= ramp[2]
         return low + beyond
 
 
@@ -66,17 +59,12 @@ def batches(draft: Draft) -> Batches:
     return Batches(ramp if not ramp.problems(1, 1) else BatchSchedule(global_batch_size=size), size)
 
 
-def _stepped(draft: Draft, steps: Sequence[tuple[int, int]]) -> Batches:
-    source, full = "--step-batch-size-schedule", steps[-1][1]
-    draft.put("train.global_batch_size", full, source)
-    ramp = _as_ramp(steps)
-    if ramp is not None and ramp.rampup_batch_size is not None:
-        draft.put("train.rampup_batch_size", list(ramp.rampup_batch_size), source)
-    elif ramp is None:
-        draft.not_understood.append(
-            f"{source}: its steps are uneven, and a ramp (train.rampup_batch_size) grows by equal steps at equal "
-            "distances. The recipe has the last size from the start."
-        )
+def _stepped(draft: Draft, text: str) -> Batches:
+    source, seq_length = "--step-batch-size-schedule", draft.arguments.required("seq-length", "encoder-seq-length")
+    steps = tuple((at // seq_length, size) for at, size in read_steps(text))
+    draft.put("train.global_batch_size", steps[-1][1], source)
+    if len(steps) > 1:
+        draft.put("train.step_batch_size_schedule", text, source)
     counted = None
     if draft.arguments.whole("train-iters"):
         counted = draft.arguments.required("micro-batch-size") * replicas(draft, f"{source} beside --train-iters")
@@ -84,50 +72,19 @@ def _stepped(draft: Draft, steps: Sequence[tuple[int, int]]) -> Batches:
             f"{source} beside --train-iters: Megatron-LM 0.19.2 counts schedules that are given in iterations as of "
             f"micro batch x DP = {counted} samples each, and so does the recipe. --train-samples would say it plainly."
         )
-    return Batches(ramp or BatchSchedule(global_batch_size=full), counted, steps=True)
+    return Batches(BatchSchedule(global_batch_size=steps[-1][1], steps=steps), counted)
 
 
-def _as_ramp(steps: Sequence[tuple[int, int]]) -> BatchSchedule | None:
-    """The ramp with which every iteration has the batch of these steps; None: there is none."""
-    if len(steps) == 1:
-        return BatchSchedule(global_batch_size=steps[0][1])
-    increment, samples = steps[1][1] - steps[0][1], steps[-1][0]
-    if increment <= 0 or any(after - before != increment for (_, before), (_, after) in itertools.pairwise(steps)):
-        return None
-    ramp = BatchSchedule(global_batch_size=steps[-1][1], rampup_batch_size=(steps[0][1], increment, samples))
-    consumed = 0
-    for (_, size), (threshold, _) in itertools.pairwise(steps):
-        consumed += max(0, math.ceil((threshold - consumed) / size)) * size
-        before = ramp.global_batch_size_at(consumed - size) if consumed else size
-        if ramp.global_batch_size_at(consumed) <= size or before > size:
-            return None
-    return ramp
-
-
-def _steps(draft: Draft) -> list[tuple[int, int]]:
-    """(samples, batch size from there on), as megatron-core's StepBatchsizeNumMicroBatchesCalculator reads them;
-    thresholds are written in tokens, e.g. "0:16 2.4B:320"."""
+def _steps(draft: Draft) -> str | None:
+    """As megatron-core's StepBatchsizeNumMicroBatchesCalculator reads them, with thresholds in tokens."""
     text = draft.arguments.text("step-batch-size-schedule")
     if text is None:
-        return []
-    seq_length = draft.arguments.required("seq-length", "encoder-seq-length")
-    steps = []
-    for word in re.split(r"[\s,]+", text.strip()):
-        match = re.fullmatch(r"([\d.eE+]+)([KMBT]?):([\d.]+)([KMBT]?)", word.upper())
-        if match is None:
-            raise UserError(f'--step-batch-size-schedule: expected "TOKENS:SIZE" as in 2.4B:320, found "{word}".')
-        at, size = (
-            int(number("step-batch-size-schedule", match[one], float) * _UNITS[match[one + 1]]) for one in (1, 3)
-        )
-        steps.append((at // seq_length, size))
-    steps.sort(key=lambda step: step[0])
-    ascending = all(before < after for (before, _), (after, _) in itertools.pairwise(steps))
-    if steps[0][0] != 0 or not ascending or any(size < 1 for _, size in steps):
-        raise UserError(
-            "--step-batch-size-schedule: expected sizes of 1 or more from 0 tokens on, each from another sample on, "
-            f'found "{text}". Megatron-LM refuses it, too.'
-        )
-    return steps
+        return None
+    try:
+        read_steps(text)
+    except ValueError as error:
+        raise UserError(f"--step-batch-size-schedule: {error}. Megatron-LM refuses it, too.") from error
+    return text
 
 
 def _global_batch_size(draft: Draft) -> int:

@@ -118,6 +118,7 @@ def shrink(config: RunConfig, num_layers: int = 4, train_iters: int = 4) -> RunC
             global_batch_size=8,
             micro_batch_size=1,
             rampup_batch_size=None,
+            step_batch_size_schedule=None,
             eval_interval=None,
         ),
         checkpoint=CheckpointConfig(),

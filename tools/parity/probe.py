@@ -117,7 +117,7 @@ def open_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: P
     return BatchStream(
         lambda: open_source(prepared, config, "train"),
         ranks,
-        batch_schedule(config.train),
+        batch_schedule(config.train, config.model.seq_length),
         config.train.micro_batch_size,
         progress.consumed_samples,
         Packing.from_config(config.data, LINE_END),

@@ -41,6 +41,7 @@ class UpdateCount(Callback):
                 "consumed_samples": self.begun.consumed_samples,
                 "global_batch_size": self.batches.global_batch_size,
                 "rampup_batch_size": list(ramp) if ramp else None,
+                **({"steps": [list(step) for step in self.batches.steps]} if self.batches.steps else {}),
                 "updates": self.updates,
             }
         }
@@ -54,18 +55,21 @@ class Account:
     consumed_samples: Count
     global_batch_size: AtLeastOne
     rampup_batch_size: tuple[AtLeastOne, AtLeastOne, AtLeastOne] | None = None
+    steps: tuple[tuple[Count, AtLeastOne], ...] | None = None
     updates: Count | None = None
 
     @property
     def batches(self) -> BatchSchedule:
         """What each iteration takes."""
-        return BatchSchedule(global_batch_size=self.global_batch_size, rampup_batch_size=self.rampup_batch_size)
+        return BatchSchedule(
+            global_batch_size=self.global_batch_size, rampup_batch_size=self.rampup_batch_size, steps=self.steps
+        )
 
     @property
     def is_countable(self) -> bool:
         """Whether a run can have these sizes, and no more of them than are counted in a moment."""
         if self.rampup_batch_size is None:
-            return True
+            return not self.batches.problems(1, 1)
         start, increment, _ = self.rampup_batch_size
         return (self.global_batch_size - start) // increment < MOST_SIZES and not self.batches.problems(1, 1)
 

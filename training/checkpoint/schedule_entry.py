@@ -12,7 +12,7 @@ ENTRY = "schedule"
 
 def entry_of(schedule: Schedule) -> dict[str, JSON]:
     """As it lies in a checkpoint."""
-    return dataclasses.asdict(schedule)
+    return {name: value for name, value in dataclasses.asdict(schedule).items() if value is not None}
 
 
 def kept_schedule(entries: Mapping[str, JSON]) -> Schedule | None:

@@ -259,7 +259,7 @@ def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout, e
 
 def batches(config: RunConfig, layout: Layout) -> list[str]:
     """Microbatches, the pipeline's bubble, tokens, and the schedule."""
-    train, schedule = config.train, batch_schedule(config.train)
+    train, schedule = config.train, batch_schedule(config.train, config.model.seq_length)
     sizes = schedule.sizes()
     counts = [size // (train.micro_batch_size * layout.dp) for size in (sizes[0], sizes[-1])]
     samples = schedule.consumed_after(train.train_iters)
@@ -300,7 +300,7 @@ def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:
     own = flops_per_token(shape, seq_length)
     case = as_case(config, world_size, shape, planned_modules(config))
     done = executed_flops_per_token(config, shape) + recomputed_flops(case, shape)
-    whole = own * seq_length * batch_schedule(train).consumed_after(train.train_iters)
+    whole = own * seq_length * batch_schedule(train, seq_length).consumed_after(train.train_iters)
     again = f" ({done:.4g} with recomputation)" if done != own else ""
     lines = [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]
     if train.recompute_budget is not None:

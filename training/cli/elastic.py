@@ -128,7 +128,7 @@ def _remedy(config: RunConfig, layout: Layout, world_size: int) -> str:
     replica = replica_size(config.parallel)
     dp = world_size // replica
     unit = config.train.micro_batch_size * dp
-    if dp == layout.dp or config.train.rampup_batch_size is not None:
+    if dp == layout.dp or config.train.changes_batch:
         return ""
     size = max(1, round(config.train.global_batch_size / unit)) * unit
     return f" (train.global_batch_size {size} would use {replica * dp} of them)"

@@ -150,7 +150,7 @@ def _learning_rate(optimizer: OptimizerConfig, checkpoint: CheckpointConfig) -> 
 
 
 def _schedule(config: RunConfig) -> Iterator[str]:
-    schedule = learning_schedule(config.optimizer, config.train)
+    schedule = learning_schedule(config.optimizer, config.train, config.model.seq_length)
     end = schedule.warmup_samples
     if schedule.lr_decay_style == "WSD" and schedule.decay_samples - schedule.wsd_decay_samples < end:
         yield (

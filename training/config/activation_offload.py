@@ -50,8 +50,8 @@ def fine_grained_problems(
         'train.recompute = "full": a module that runs again would be offloaded again': (
             train.recompute_granularity == "full"
         ),
-        "train.rampup_batch_size: the first iteration decides how many microbatches are offloaded": (
-            train.rampup_batch_size is not None
+        f"{train.changes_batch}: the first iteration decides how many microbatches are offloaded": (
+            train.changes_batch is not None
         ),
         'train.recompute = "selective:moe" and offload_modules "expert_fc1" or "moe_act", which are parts of it': (
             train.recompute_granularity == "selective"

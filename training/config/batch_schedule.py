@@ -1,15 +1,43 @@
 """The global batch size as a pure function of consumed samples, so that a resumed run needs no state for it.
 
-A ramp is Megatron-LM's ``rampup_batch_size = (first size, increment, samples)``: the size grows by the
-increment at equal distances in samples and reaches ``global_batch_size`` when ``samples`` are consumed.
-megatron-core 0.19.2 ignores that argument with a warning; its ``step_batch_size_schedule`` with our
-thresholds gives the same sizes.
+Steps are Megatron-LM's ``step_batch_size_schedule``: a size from some token on. A ramp is its older
+``rampup_batch_size = (first size, increment, samples)``, which megatron-core 0.19.2 ignores with a warning: the size
+grows by the increment at equal distances in samples and reaches ``global_batch_size`` when ``samples`` are consumed.
 """
 
+import itertools
 import math
+import re
 from dataclasses import dataclass
 
 from training.config.divisibility import nearest
+
+_NUMBER = r"(\d+(?:\.\d*)?(?:E\+?\d+)?)([KMBT]?)"
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+type Steps = tuple[tuple[int, int], ...]
+"""(where, size of the global batch from there on), ascending; the first is at 0."""
+
+
+def read_steps(text: str) -> Steps:
+    """Of "0:16 2.4B:320", where each size begins, in tokens. Raises ValueError that says what cannot be read."""
+    steps = []
+    for word in re.split(r"[\s,]+", text.strip()):
+        match = re.fullmatch(f"{_NUMBER}:{_NUMBER}", word.upper())
+        if match is None:
+            raise ValueError(f'expected "TOKENS:SIZE" as in 2.4B:320, found "{word}"')
+        at, size = (int(float(match[one]) * _UNITS[match[one + 1]]) for one in (1, 3))
+        steps.append((at, size))
+    steps.sort()
+    if steps[0][0] != 0 or not _ascend(steps) or any(size < 1 for _, size in steps):
+        raise ValueError(
+            f'expected sizes of 1 or more, from 0 tokens on and each from another token on, found "{text}"'
+        )
+    return tuple(steps)
+
+
+def _ascend(steps: Steps | list[tuple[int, int]]) -> bool:
+    return all(before < after for (before, _), (after, _) in itertools.pairwise(steps))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -22,8 +50,13 @@ class BatchSchedule:
     rampup_batch_size: tuple[int, int, int] | None = None
     """(samples per iteration at the start, increment, consumed samples at which the full size is reached)."""
 
+    steps: Steps | None = None
+    """In place of a ramp: (consumed samples, samples per iteration from there on)."""
+
     def global_batch_size_at(self, consumed_samples: int) -> int:
         """Samples of the iteration that starts after ``consumed_samples``."""
+        if self.steps is not None:
+            return next(size for begin, size in reversed(self.steps) if consumed_samples >= begin)
         if self.rampup_batch_size is None or consumed_samples >= self.rampup_batch_size[2]:
             return self.global_batch_size
         start, increment, samples = self.rampup_batch_size
@@ -35,6 +68,8 @@ class BatchSchedule:
 
     def sizes(self) -> list[int]:
         """Every global batch size that occurs, ascending."""
+        if self.steps is not None:
+            return sorted({size for _, size in self.steps})
         if self.rampup_batch_size is None:
             return [self.global_batch_size]
         start, increment, _ = self.rampup_batch_size
@@ -52,7 +87,7 @@ class BatchSchedule:
 
     def problems(self, micro_batch_size: int, dp: int) -> list[str]:
         """Sizes that cannot be dealt out in whole microbatches to ``dp`` replicas; the nearest that can."""
-        if malformed := self._ramp_problems():
+        if malformed := self._steps_problems() or self._ramp_problems():
             return malformed
         piece = micro_batch_size * dp
         uneven = [size for size in self.sizes() if size % piece]
@@ -65,6 +100,9 @@ class BatchSchedule:
                 f"Use {nearest(self.global_batch_size, piece)}, or another train.micro_batch_size or layout."
             ]
         listed = ", ".join(map(str, uneven[:4])) + (", ..." if len(uneven) > 4 else "")
+        if self.steps is not None:
+            near = ", ".join(f"{size}: {nearest(size, piece)}" for size in uneven)
+            return [f"train.step_batch_size_schedule: {listed} are not multiples of {product} samples. Use {near}."]
         return [
             f"train.rampup_batch_size: {len(uneven)} of {len(self.sizes())} batch sizes on the way "
             f"to {self.global_batch_size} ({listed}) are not multiples of {product} samples. "
@@ -78,6 +116,23 @@ class BatchSchedule:
         way = self.global_batch_size - start
         increments = [size for size in range(piece, way + 1, piece) if way % size == 0] or [piece]
         return [start, min(increments, key=lambda size: abs(size - increment)), samples]
+
+    def _steps_problems(self) -> list[str]:
+        if self.steps is None:
+            return []
+        if self.rampup_batch_size is not None:
+            return ["train.step_batch_size_schedule and train.rampup_batch_size: can only specify one of them."]
+        if not _ascend(self.steps):
+            return [
+                "train.step_batch_size_schedule: expected each size to begin with another sample, of "
+                f"model.seq_length tokens, found the samples {[begin for begin, _ in self.steps]}."
+            ]
+        if self.steps[-1][1] != self.global_batch_size:
+            return [
+                f"train.step_batch_size_schedule ends with {self.steps[-1][1]} samples, which train.global_batch_size "
+                f"must be, found {self.global_batch_size}."
+            ]
+        return []
 
     def _ramp_problems(self) -> list[str]:
         if self.rampup_batch_size is None:
@@ -103,7 +158,9 @@ class BatchSchedule:
         return (self.global_batch_size - start) // increment
 
     def _next_threshold(self, consumed_samples: int) -> int | None:
-        """Consumed samples from which the size is the next larger one; None when it no longer grows."""
+        """Consumed samples from which the size is the next one; None when it stays."""
+        if self.steps is not None:
+            return next((begin for begin, _ in self.steps if begin > consumed_samples), None)
         if self.rampup_batch_size is None or consumed_samples >= self.rampup_batch_size[2]:
             return None
         increments, samples = self._increments(), self.rampup_batch_size[2]

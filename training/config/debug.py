@@ -109,7 +109,8 @@ def _batch(config: RunConfig, world_size: int) -> Iterator[DebugSetting]:
     count = parallel.pipeline_model_parallel_size if interleaved else 1
     size = train.micro_batch_size * replicas * count
     what = "one microbatch" if count == 1 else f"{count} microbatches (the interleaved schedule needs PP {count})"
-    yield DebugSetting("train.rampup_batch_size", None, "the batch stays small")
+    for name in ("rampup_batch_size", "step_batch_size_schedule"):
+        yield DebugSetting(f"train.{name}", None, "the batch stays small")
     yield DebugSetting(
         "train.global_batch_size",
         size,

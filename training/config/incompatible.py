@@ -81,7 +81,7 @@ def compile_problems(precision: PrecisionConfig, graphed: bool) -> list[str]:
 
 def graph_problems(
     shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, *,
-    by_document: bool, recomputes: bool, ramp: bool, userbuffers: bool,
+    by_document: bool, recomputes: bool, ramp: str | None, userbuffers: bool,
 ) -> list[str]:  # fmt: skip
     """What kernels.cuda_graph_impl cannot be with: what changes from one microbatch to the next, and what has not been
     captured and compared yet."""
@@ -97,7 +97,7 @@ def graph_problems(
         f"precision.{precision.products}: its products were not captured yet": precision.products is not None,
         "parallel.context_parallel_size > 1: its exchanges were not captured yet": parallel.context_parallel_size > 1,
         "kernels.tp_comm_overlap: its buffers were not captured yet": userbuffers,
-        "train.rampup_batch_size in a pipeline, where each microbatch has a graph of its own": ramp
+        f"{ramp} in a pipeline, where each microbatch has a graph of its own": ramp is not None
         and parallel.pipeline_model_parallel_size > 1,
     }
     return [

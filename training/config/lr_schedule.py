@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-DecayStyle = Literal["constant", "linear", "cosine", "WSD", "inverse-square-root"]
+DecayStyle = Literal["constant", "linear", "cosine", "WSD", "inverse-square-root", "power", "minus-square-root"]
 WSDDecayStyle = Literal["linear", "cosine", "exponential", "minus_sqrt"]
 WeightDecayStyle = Literal["constant", "linear", "cosine"]
 
@@ -23,6 +23,8 @@ class ScheduledRates(NamedTuple):
 
     learning_rate: float
     weight_decay: float
+    decoupled_learning_rate: float | None = None
+    """Of word embeddings and output layer, where they have one of their own."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -65,9 +67,31 @@ class Schedule:
     lr_warmup_init: float = 0.0
     """Learning rate at the first sample of the warm-up."""
 
+    lr_decay_power: float = 1.0
+    """power: what the share of the decay that remains is raised to."""
+
+    decoupled_lr: float | None = None
+    """``lr`` of word embeddings and output layer. None: they follow the rest."""
+
+    decoupled_min_lr: float | None = None
+    """Their ``min_lr``. None: that of the rest."""
+
     def rates(self, consumed_samples: int) -> ScheduledRates:
         """Of the iteration that starts after ``consumed_samples``."""
-        return ScheduledRates(self.learning_rate(consumed_samples), self.weight_decay(consumed_samples))
+        apart = self.decoupled
+        return ScheduledRates(
+            self.learning_rate(consumed_samples),
+            self.weight_decay(consumed_samples),
+            None if apart is None else apart.learning_rate(consumed_samples),
+        )
+
+    @property
+    def decoupled(self) -> "Schedule | None":
+        """The curve of word embeddings and output layer, where it is another."""
+        if self.decoupled_lr is None:
+            return None
+        least = self.min_lr if self.decoupled_min_lr is None else self.decoupled_min_lr
+        return replace(self, lr=self.decoupled_lr, min_lr=least, decoupled_lr=None, decoupled_min_lr=None)
 
     def learning_rate(self, consumed_samples: int) -> float:
         """Learning rate of the iteration that starts after ``consumed_samples``."""
@@ -126,12 +150,24 @@ class Schedule:
             found = replace(found, min_lr=0.0, decay_samples=0)
         if self.lr_decay_style != "WSD":
             found = replace(found, wsd_decay_samples=0, lr_wsd_decay_style="exponential")
+        if self.lr_decay_style != "power":
+            found = replace(found, lr_decay_power=1.0)
         if self.weight_decay_incr_style == "constant":
             found = replace(found, start_weight_decay=0.0, weight_decay_samples=0)
         return found
 
     def describe(self) -> str:
         """The schedule in one line, for the log of a start and of a resume."""
+        ramp = f"weight decay {self.end_weight_decay:g}"
+        if self.weight_decay_incr_style != "constant":
+            ramp = (
+                f"weight decay {self.weight_decay_incr_style} from {self.start_weight_decay:g} to "
+                f"{self.end_weight_decay:g} at {self.weight_decay_samples:,} samples"
+            )
+        apart = f"; of embeddings and output layer {self.decoupled._described_rate()}" if self.decoupled else ""
+        return f"learning rate {self._described_rate()}{apart}; {ramp}"
+
+    def _described_rate(self) -> str:
         warmup = ""
         if self.warmup_samples:
             warmup = f"{self.lr_warmup_init:g} to {self.lr:g} over {_count(self.warmup_samples)} samples, "
@@ -140,13 +176,9 @@ class Schedule:
             decay = f"constant {self.lr:g}"
         elif self.lr_decay_style == "WSD":
             decay += f" (stable, then {self.lr_wsd_decay_style} over the last {self.wsd_decay_samples:,})"
-        ramp = f"weight decay {self.end_weight_decay:g}"
-        if self.weight_decay_incr_style != "constant":
-            ramp = (
-                f"weight decay {self.weight_decay_incr_style} from {self.start_weight_decay:g} to "
-                f"{self.end_weight_decay:g} at {self.weight_decay_samples:,} samples"
-            )
-        return f"learning rate {warmup}{decay}; {ramp}"
+        elif self.lr_decay_style == "power":
+            decay = decay.replace("power", f"power {self.lr_decay_power:g}", 1)
+        return f"{warmup}{decay}"
 
 
 def _count(samples: float) -> str:
@@ -164,6 +196,16 @@ def _linear(schedule: Schedule, consumed_samples: int) -> float:
 
 def _cosine(schedule: Schedule, consumed_samples: int) -> float:
     return schedule.between(_half_cosine(schedule.progress(consumed_samples)))
+
+
+def _power(schedule: Schedule, consumed_samples: int) -> float:
+    """As transformers' ``get_polynomial_decay_schedule_with_warmup``."""
+    return schedule.between((1.0 - schedule.progress(consumed_samples)) ** schedule.lr_decay_power)
+
+
+def _minus_square_root(schedule: Schedule, consumed_samples: int) -> float:
+    """WSD's "minus_sqrt" (arXiv:2405.18392) from the end of the warm-up on."""
+    return schedule.between(_wsd_height(schedule.progress(consumed_samples), "minus_sqrt"))
 
 
 def _inverse_square_root(schedule: Schedule, consumed_samples: int) -> float:
@@ -201,6 +243,8 @@ DECAYS: dict[str, Callable[[Schedule, int], float]] = {
     "cosine": _cosine,
     "WSD": _wsd,
     "inverse-square-root": _inverse_square_root,
+    "power": _power,
+    "minus-square-root": _minus_square_root,
 }
 """By ``optimizer.lr_decay_style``: the learning rate between warm-up and end of decay, after consumed samples.
 

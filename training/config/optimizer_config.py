@@ -22,6 +22,7 @@ OWNED_OPTIMIZER_FIELDS = frozenset({
     "store_param_remainders", "optimizer_cpu_offload", "optimizer_offload_fraction", "muon_momentum", "muon_nesterov",
     "muon_num_ns_steps", "muon_coefficient_type", "muon_scale_mode", "muon_extra_scale_factor", "muon_split_qkv",
     "muon_fp32_matmul_prec", "muon_tp_mode", "muon_scalar_optimizer",
+    "decoupled_lr", "decoupled_min_lr",
 })  # fmt: skip
 
 
@@ -41,7 +42,17 @@ class OptimizerConfig:
     """Learning rate at and after the end of the decay."""
 
     lr_decay_style: DecayStyle = "cosine"
-    """How the learning rate falls after the warm-up. WSD: warm-up, stable, decay."""
+    """How the learning rate falls after the warm-up. WSD: warm-up, stable, decay. power: as (1 - progress) ^
+    lr_decay_power. minus-square-root: as 1 - sqrt(progress)."""
+
+    lr_decay_power: float = 1.0
+    """Of "power". 1: linear; 2: quadratic."""
+
+    decoupled_lr: float | None = None
+    """Largest learning rate of word embeddings and output layer, which follow a curve of their own. None: lr."""
+
+    decoupled_min_lr: float | None = None
+    """Their learning rate at the end of the decay. None: min_lr."""
 
     lr_warmup_iters: int = 0
     """Iterations of linear warm-up."""
@@ -186,6 +197,9 @@ class OptimizerConfig:
         found = self._kind_problems()
         if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
             found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
+        found += self._decoupled_problems()
+        if self.lr_decay_power <= 0:
+            found.append(f"optimizer.lr_decay_power must be above 0, found {self.lr_decay_power}.")
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 found.append(f"optimizer.{name} must be in [0, 1), found {getattr(self, name)}.")
@@ -213,6 +227,18 @@ class OptimizerConfig:
                 "offload nothing, set optimizer.optimizer_cpu_offload = false."
             )
         return found + megatron_field_problems("optimizer.megatron", self.megatron, OWNED_OPTIMIZER_FIELDS)
+
+    def _decoupled_problems(self) -> list[str]:
+        if self.decoupled_lr is None:
+            needed = "optimizer.decoupled_min_lr needs optimizer.decoupled_lr beside it, found none."
+            return [needed] if self.decoupled_min_lr is not None else []
+        least = self.min_lr if self.decoupled_min_lr is None else self.decoupled_min_lr
+        if self.decoupled_lr > 0 and 0 <= least <= self.decoupled_lr:
+            return []
+        return [
+            "optimizer: expected 0 <= decoupled_min_lr (else min_lr) <= decoupled_lr and decoupled_lr > 0, found "
+            f"{least:g} and {self.decoupled_lr:g}."
+        ]
 
     def _unit_problems(self) -> list[str]:
         """Lengths that are given twice, in different units."""

@@ -146,10 +146,10 @@ class RunConfig:
             if not world and "profile" in sound:
                 problems += profile_problems(self.profile, layout, self.device, elastic=self.parallel.elastic)
         if "train" in sound:
-            batch = batch_problems(self.train, layout)
+            batch = batch_problems(self.train, self.model.seq_length, layout)
             problems += batch
             if not batch and "optimizer" in sound:
-                problems += learning_schedule(self.optimizer, self.train).problems()
+                problems += learning_schedule(self.optimizer, self.train, self.model.seq_length).problems()
         return problems
 
     def _sections(self) -> dict[str, Section]:
@@ -198,7 +198,7 @@ class RunConfig:
                     shape, self.parallel, self.precision,
                     by_document=self.data.by_document,
                     recomputes=self.train.recomputes,
-                    ramp=self.train.rampup_batch_size is not None,
+                    ramp=self.train.changes_batch,
                     userbuffers=self.kernels.tp_comm_overlap,
                 )  # fmt: skip
             if not self.data.by_document:  # else attention is ours everywhere

@@ -1,21 +1,26 @@
 """The schedules that a configuration asks for: of the global batch, and of learning rate and weight decay."""
 
 from parallel.layout import Layout
-from training.config.batch_schedule import BatchSchedule
+from training.config.batch_schedule import BatchSchedule, read_steps
 from training.config.divisibility import nearest
 from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig
 from training.config.train_config import TrainConfig
 
 
-def batch_schedule(train: TrainConfig) -> BatchSchedule:
-    """The global batch size as a function of consumed samples."""
-    return BatchSchedule(global_batch_size=train.global_batch_size, rampup_batch_size=train.rampup_batch_size)
+def batch_schedule(train: TrainConfig, seq_length: int) -> BatchSchedule:
+    """The global batch size as a function of consumed samples; tokens become samples of ``seq_length`` tokens here."""
+    steps = None
+    if train.step_batch_size_schedule is not None:
+        steps = tuple((at // seq_length, size) for at, size in read_steps(train.step_batch_size_schedule))
+    return BatchSchedule(
+        global_batch_size=train.global_batch_size, rampup_batch_size=train.rampup_batch_size, steps=steps
+    )
 
 
-def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> Schedule:
+def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig, seq_length: int) -> Schedule:
     """Learning rate and weight decay as functions of consumed samples; iterations and fractions become samples here."""
-    samples = batch_schedule(train).consumed_after
+    samples = batch_schedule(train, seq_length).consumed_after
     decay_iters = optimizer.lr_decay_iters or train.train_iters
     decay = optimizer.lr_decay_samples or samples(decay_iters)
     wsd, wsd_iters = optimizer.lr_wsd_decay_samples, optimizer.lr_wsd_decay_iters
@@ -41,12 +46,15 @@ def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> Schedul
         weight_decay_incr_style=optimizer.weight_decay_incr_style,
         weight_decay_samples=samples(train.train_iters) if ramp is None else ramp,
         lr_warmup_init=optimizer.lr_warmup_init,
+        lr_decay_power=optimizer.lr_decay_power,
+        decoupled_lr=optimizer.decoupled_lr,
+        decoupled_min_lr=optimizer.decoupled_min_lr,
     )
 
 
-def batch_problems(train: TrainConfig, layout: Layout) -> list[str]:
+def batch_problems(train: TrainConfig, seq_length: int, layout: Layout) -> list[str]:
     """Whether every global batch is a whole number of microbatches, and of an interleaved schedule's rounds."""
-    schedule = batch_schedule(train)
+    schedule = batch_schedule(train, seq_length)
     found = schedule.problems(train.micro_batch_size, layout.dp)
     if found or layout.vpp == 1:
         return found

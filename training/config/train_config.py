@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from models.sublayers import OffloadModule
+from training.config.batch_schedule import read_steps
 from training.config.import_path import form_problems
 from training.config.recompute import (
     Granularity,
@@ -34,6 +35,10 @@ class TrainConfig:
     rampup_batch_size: tuple[int, int, int] | None = None
     """Grow the global batch: (first size, increment, samples until the full size).
     None: always global_batch_size."""
+
+    step_batch_size_schedule: str | None = None
+    """In place of a ramp, where each size of the global batch begins, in tokens: "0:16 2.4B:320". The last one is
+    global_batch_size. None: always global_batch_size."""
 
     seed: int = 1234
     """Of initial weights, data order and dropout."""
@@ -99,6 +104,12 @@ class TrainConfig:
     compile: bool = False
     """Compile each block with torch.compile as it first runs: fewer, fused kernels, for a first step that takes a
     minute or more. Experts run as they are written, and so do evaluation and generation. Not yet run on a GPU."""
+
+    @property
+    def changes_batch(self) -> str | None:
+        """The field that makes iterations of different numbers of samples."""
+        names = ("rampup_batch_size", "step_batch_size_schedule")
+        return next((f"train.{name}" for name in names if getattr(self, name) is not None), None)
 
     @property
     def evaluates(self) -> bool:
@@ -168,11 +179,20 @@ class TrainConfig:
             found.append("train.sample_interval needs train.generate_tokens, tokens of a sample, found 0.")
         if self.generate_tokens and not self.sample_prompts:
             found.append("train.generate_tokens needs train.sample_prompts, found none. Give a text, or 0 tokens.")
+        found += self._steps_problems()
         found += self._offload_problems()
         found += recompute_form_problems(self.recompute)
         if self.recompute_budget is not None:
             found += self._budget_problems()
         return found
+
+    def _steps_problems(self) -> list[str]:
+        if self.step_batch_size_schedule is not None:
+            try:
+                read_steps(self.step_batch_size_schedule)
+            except ValueError as error:
+                return [f"train.step_batch_size_schedule: {error}."]
+        return []
 
     def _offload_problems(self) -> list[str]:
         if "attn_proj" not in self.offload_modules or "core_attn" in self.offload_modules:

@@ -118,7 +118,7 @@ def kept_state(optimizer: OptimizerConfig) -> dict[str, Any]:
 def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:
     """The layout of a configuration, in the planner's terms."""
     layout, parallel, train = config.layout(world_size), config.parallel, config.train
-    batch = batch_schedule(train).sizes()[-1]
+    batch = batch_schedule(train, config.model.seq_length).sizes()[-1]
     return Candidate(
         tp=layout.tp,
         pp=layout.pp,

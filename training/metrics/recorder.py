@@ -158,6 +158,8 @@ class Recorder(Callback):
             values["epoch" if len(sources) == 1 else f"epoch/{name}"] = read.epochs
             if len(sources) > 1:
                 values[f"tokens/{name}"] = read.samples * self.seq_length
+        if result.decoupled_learning_rate is not None:
+            values["decoupled_learning_rate"] = result.decoupled_learning_rate
         if result.grad_norm is not None:
             values["grad_norm"] = result.grad_norm
         if result.loss_scale != 1.0:

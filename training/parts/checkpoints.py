@@ -21,7 +21,8 @@ def build_updates(run: TrainingRun, parts: RankParts, begun: run_files.Begun) ->
     """What counts updates beside the optimizer, from what that has restored. Collective."""
     optim = parts.optimizer
     done = step_of(optimizer_state.numbers(optim, run.ranks)) if optimizer_state.has_known_state(optim) else None
-    return UpdateCount(begun.progress, batch_schedule(run.config.train), done)
+    batches = batch_schedule(run.config.train, run.config.model.seq_length)
+    return UpdateCount(begun.progress, batches, done)
 
 
 def build_saves(

@@ -29,7 +29,7 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     return BatchStream(
         lambda: stream_position.resumed(open_source(prepared, config, "train"), cursors),
         ranks,
-        batch_schedule(config.train),
+        batch_schedule(config.train, config.model.seq_length),
         micro_batch_size,
         progress.consumed_samples,
         Packing.from_config(config.data, prepared.tokenizer.eod),

@@ -27,7 +27,7 @@ RECIPE = "config.toml"
 
 def chosen(config: RunConfig, kept: Schedule | None) -> tuple[Schedule, str]:
     """The schedule, and the line that says it. kept: the one that training continues; None: nothing is continued."""
-    own, flags = learning_schedule(config.optimizer, config.train), config.checkpoint
+    own, flags = learning_schedule(config.optimizer, config.train, config.model.seq_length), config.checkpoint
     if kept is None or kept.is_same_as(own):
         return own if kept is None else kept, f"schedule: {own.describe()}"
     if flags.override_opt_param_scheduler:
@@ -72,7 +72,7 @@ def _of_recipe(path: Path) -> Schedule | None:
         return None
     optimizer, problems = structured(table.get("optimizer", {}), OptimizerConfig)
     train, more = structured(table.get("train", {}), TrainConfig)
-    if problems or more or optimizer.problems() or train.problems():
-        return None
-    schedule = learning_schedule(optimizer, train)
+    if problems or more or optimizer.problems() or train.problems() or train.step_batch_size_schedule is not None:
+        return None  # steps in tokens are younger than schedules in checkpoints
+    schedule = learning_schedule(optimizer, train, seq_length=1)
     return None if schedule.problems() else schedule

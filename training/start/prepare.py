@@ -74,7 +74,7 @@ def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say
 def _tell_passes(train: Samples, prepared: Prepared, config: RunConfig, say: Console) -> None:
     """Where the whole training reads text more than once."""
     if prepared.streams is None:
-        taken = batch_schedule(config.train).consumed_after(config.train.train_iters)
+        taken = batch_schedule(config.train, config.model.seq_length).consumed_after(config.train.train_iters)
         if often := passes.described(train.sources(taken)):
             say(f"data: {config.train.train_iters:,} iterations: {often}")
 
@@ -84,7 +84,8 @@ def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:
     from data.megatron_order import SamplePlan, open_splits  # imports torch and megatron, which the others do later
 
     train = config.train
-    taken, given = batch_schedule(train).consumed_after(train.train_iters), config.data.megatron_train_samples
+    taken = batch_schedule(train, config.model.seq_length).consumed_after(train.train_iters)
+    given = config.data.megatron_train_samples
     if given is not None and given < taken:
         raise UserError(
             f"data.megatron_train_samples = {given}: fewer than the {taken} that {train.train_iters} iterations take. "

@@ -3,6 +3,8 @@
 import pytest
 
 from training.config.batch_schedule import BatchSchedule
+from training.config.schedules import batch_schedule
+from training.config.train_config import TrainConfig
 
 RAMPS = [
     BatchSchedule(global_batch_size=16, rampup_batch_size=(4, 4, 100)),
@@ -47,7 +49,39 @@ def test_ramp_grows_at_equal_distances() -> None:
     assert schedule.sizes() == [4, 8, 12, 16]
 
 
-@pytest.mark.parametrize("schedule", RAMPS)
+STEPS = BatchSchedule(global_batch_size=6, steps=((0, 4), (10, 16), (50, 6)))
+
+
+def test_steps_have_the_sizes_of_mcore_s_calculator() -> None:
+    from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
+
+    theirs = StepBatchsizeNumMicroBatchesCalculator(2, 1, False, 1, "0:4 1.28K:16 6400:6", seq_length=128)
+    train = TrainConfig(global_batch_size=6, step_batch_size_schedule="0:4, 1.28K:16 6400:6")
+    assert train.problems() == [] and batch_schedule(train, 128) == STEPS and STEPS.problems(2, 1) == []
+    for consumed in range(100):
+        theirs.update(consumed, consistency_check=True)
+        assert STEPS.global_batch_size_at(consumed) == theirs.get_current_global_batch_size(), consumed
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("16 2.4B:320", 'expected "TOKENS:SIZE" as in 2.4B:320, found "16"'),
+        ("1K:16 2K:32", "from 0 tokens on"),
+        ("0:16 1K:32 1000:64", "each from another token on"),
+        ("0:0 1K:8", "sizes of 1 or more"),
+        ("0:4 100:8", "begin with another sample, of model.seq_length tokens, found the samples [0, 0]"),
+        ("0:4 1K:16", "ends with 16 samples, which train.global_batch_size must be, found 8"),
+        ("0:3 1K:8", "3 are not multiples of train.micro_batch_size 1 x DP 2 = 2 samples. Use 3: 2 or 4"),
+    ],
+)
+def test_steps_that_cannot_be_are_reported(text: str, expected: str) -> None:
+    train = TrainConfig(global_batch_size=8, step_batch_size_schedule=text)
+    (problem,) = train.problems() or batch_schedule(train, 128).problems(1, 2)
+    assert problem.startswith("train.step_batch_size_schedule") and expected in problem
+
+
+@pytest.mark.parametrize("schedule", [*RAMPS, STEPS])
 def test_consumed_after_counts_iteration_by_iteration(schedule: BatchSchedule) -> None:
     consumed = 0
     for iteration in range(300):

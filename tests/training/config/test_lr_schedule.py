@@ -6,11 +6,14 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+import torch
 
 from training.config.batch_schedule import BatchSchedule
 from training.config.lr_schedule import DecayStyle, Schedule, WeightDecayStyle, WSDDecayStyle
 
 BATCH = 7
+OURS = ("power", "minus-square-root")
+"""What Megatron has not."""
 
 
 def schedule(**changes: Any) -> Schedule:
@@ -52,7 +55,7 @@ def theirs(ours: Schedule) -> tuple[Any, dict[str, float]]:
 @pytest.mark.parametrize(
     "style, wsd_style",
     [
-        *((style, "linear") for style in get_args(DecayStyle) if style != "WSD"),
+        *((style, "linear") for style in get_args(DecayStyle) if style not in ("WSD", *OURS)),
         *(("WSD", style) for style in get_args(WSDDecayStyle)),
     ],
 )
@@ -64,6 +67,36 @@ def test_learning_rate_is_megatron_s(style: DecayStyle, wsd_style: WSDDecayStyle
     for iteration in range(80):  # 60 iterations to the end of the decay, and beyond
         assert ours.learning_rate(iteration * BATCH) == pytest.approx(group["lr"], rel=1e-12, abs=0), iteration
         scheduler.step(increment=BATCH)
+
+
+@pytest.mark.parametrize("style", ["linear", "WSD", "inverse-square-root"])
+def test_a_decoupled_rate_is_megatron_s_of_such_a_group(style: DecayStyle) -> None:
+    ours = schedule(lr_decay_style=style, decoupled_lr=2e-3, decoupled_min_lr=1e-5)
+    scheduler, group = theirs(ours)
+    for iteration in range(80):
+        found = ours.rates(iteration * BATCH)
+        apart = scheduler.get_lr({"max_lr": 2e-3, "min_lr": 1e-5})
+        assert found.learning_rate == pytest.approx(group["lr"], rel=1e-12, abs=0), iteration
+        assert found.decoupled_learning_rate == pytest.approx(apart, rel=1e-12, abs=0), iteration
+        scheduler.step(increment=BATCH)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_power_is_transformers_polynomial_decay(power: float) -> None:
+    transformers = pytest.importorskip("transformers")
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=3e-4)
+    scheduler = transformers.get_polynomial_decay_schedule_with_warmup(optimizer, 35, 420, lr_end=2e-5, power=power)
+    ours = schedule(lr_decay_style="power", lr_decay_power=power)
+    for consumed in range(430):
+        assert ours.learning_rate(consumed) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), consumed
+        optimizer.step()
+        scheduler.step()
+
+
+def test_minus_square_root_is_wsd_s_from_the_warmup_on() -> None:
+    wsd = schedule(lr_decay_style="WSD", lr_wsd_decay_style="minus_sqrt", wsd_decay_samples=420 - 35)
+    ours = schedule(lr_decay_style="minus-square-root")
+    assert [ours.learning_rate(consumed) for consumed in range(430)] == [wsd.learning_rate(c) for c in range(430)]
 
 
 @pytest.mark.parametrize("style", get_args(WeightDecayStyle))
@@ -155,6 +188,7 @@ def test_description_tells_schedules_apart_in_one_line() -> None:
             ("end_weight_decay", 0.3),
             ("weight_decay_incr_style", "cosine"),
             ("weight_decay_samples", 299),
+            ("decoupled_lr", 1e-3),
         ]
     ]
     lines = [ours.describe() for ours in (base, *changed)]

@@ -387,7 +387,7 @@ def test_a_broken_section_hides_no_other() -> None:
 
 def test_iterations_become_samples() -> None:
     config = parse_config([DEBUG, "--optimizer.lr_warmup_iters", "4", "--optimizer.lr_decay_iters", "8"])
-    schedule = learning_schedule(config.optimizer, config.train)
+    schedule = learning_schedule(config.optimizer, config.train, config.model.seq_length)
     assert (schedule.warmup_samples, schedule.decay_samples) == (32, 64)
     assert schedule.learning_rate(32) == config.optimizer.lr
     assert schedule.learning_rate(65) == config.optimizer.min_lr
@@ -398,7 +398,7 @@ def test_a_length_has_one_unit() -> None:
         DEBUG, *"--optimizer.lr_warmup_fraction 0.25 --optimizer.lr_decay_samples 70".split(),
         *"--optimizer.weight_decay_incr_samples 30 --optimizer.lr_wsd_decay_samples 0".split(),
     ])  # fmt: skip
-    schedule = learning_schedule(config.optimizer, config.train)
+    schedule = learning_schedule(config.optimizer, config.train, config.model.seq_length)
     assert (schedule.warmup_samples, schedule.decay_samples, schedule.wsd_decay_samples) == (17.5, 70, 0)
     assert schedule.weight_decay_samples == 30
     for length, one, other in (("warmup", "iters", "samples"), ("warmup", "samples", "fraction"),

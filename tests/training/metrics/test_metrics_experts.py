@@ -134,7 +134,11 @@ class Trial:
         self.parts = build_parts(config, self.shape, ranks)
         self.chunks = self.parts.chunks
         self.stream = BatchStream(
-            lambda: open_source(prepared, config, "train"), ranks, batch_schedule(config.train), 1, 0
+            lambda: open_source(prepared, config, "train"),
+            ranks,
+            batch_schedule(config.train, config.model.seq_length),
+            1,
+            0,
         )
 
     def step(self) -> None:

@@ -57,7 +57,13 @@ def _measured(identity: Identity, config: Any, prepared: Prepared) -> None:
                 expected["zeros"] += int((grad == 0).sum())
             stats.before_update()
 
-        stream = BatchStream(lambda: open_source(prepared, config, "train"), ranks, batch_schedule(config.train), 2, 0)
+        stream = BatchStream(
+            lambda: open_source(prepared, config, "train"),
+            ranks,
+            batch_schedule(config.train, config.model.seq_length),
+            2,
+            0,
+        )
         for callback in (stats, outputs):
             callback.before_step(Progress())
         train.one_step(parts, stream, Progress(), StepRequests(), before_update=before_update)

@@ -20,6 +20,7 @@ from parallel import ddp
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.regions import HeldTensor
 from tests.faults.trainer import VOCABULARY
+from training.config.lr_schedule import ScheduledRates
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.muon.matrices import is_matrix
@@ -90,7 +91,7 @@ def updated(parts: Parts, folder: Path) -> None:
     for step in range(STEPS):
         for one in trained:
             fill(one, step)
-        set_schedule(parts.optimizer, RATE, DECAY)
+        set_schedule(parts.optimizer, ScheduledRates(RATE, DECAY))
         parts.optimizer.prepare_grads()
         assert clip_and_update(parts.optimizer, 1.0)
     after = assembled(parts, folder / "after")

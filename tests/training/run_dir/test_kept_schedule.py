@@ -32,7 +32,7 @@ NEWEST = "checkpoints/iter_0000002"
 
 def schedule_of(folder: Path, *flags: str) -> Schedule:
     config = configuration(folder, *RAMPS, *flags)
-    return learning_schedule(config.optimizer, config.train)
+    return learning_schedule(config.optimizer, config.train, config.model.seq_length)
 
 
 @pytest.fixture(scope="module")

@@ -178,7 +178,10 @@ def with_schedule(state: State, config: RunConfig) -> State:
 
     Of WSD's last part its scheduler saves nothing: that is the recipe's. Without numbers that can be one, none is kept.
     """
-    said, recipe = state.entries.get(SCHEDULER), learning_schedule(config.optimizer, config.train)
+    said, recipe = (
+        state.entries.get(SCHEDULER),
+        learning_schedule(config.optimizer, config.train, config.model.seq_length),
+    )
     if not isinstance(said, dict):
         return state
     theirs = {ours: said.get(name) for name, ours in _OF_SCHEDULER.items()}
@@ -196,7 +199,7 @@ def scheduler(
     """
     if kept is None and known:
         return {**known, "num_steps": progress.consumed_samples}
-    entry = entry_of(kept or learning_schedule(config.optimizer, config.train))
+    entry = entry_of(kept or learning_schedule(config.optimizer, config.train, config.model.seq_length))
     ours = {theirs: entry[name] for theirs, name in _OF_SCHEDULER.items()}
     return {**(known or {}), **ours, "num_steps": progress.consumed_samples}
 
