@@ -89,7 +89,7 @@ def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
     verdict, adam = Verdict("equal"), AdamW(case.config.optimizer)
     batches = itertools.islice(global_batches(case, prepared), STEPS)
     parts = zip(steps, batches, scheduled(case.config, STEPS), strict=True)
-    for number, (step, batch, (lr, decay)) in enumerate(parts, 1):
+    for number, (step, batch, rates) in enumerate(parts, 1):
         note = Notes(verdict, f"iteration {number}")
         reference = load(case.shape, step["weights"], folder)
         with in_double():
@@ -97,10 +97,10 @@ def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
             one_step(note, case, step, batch, theirs)
             if verdict.kind == "different" and not verdict.hangs:
                 verdict.hangs = hangs_on_rounding(reference, batch)
-        note.close("learning rate", step["learning_rate"], lr, SCHEDULE)
-        note.close("weight decay", step["weight_decay"], decay, SCHEDULE)
+        note.close("learning rate", step["learning_rate"], rates.learning_rate, SCHEDULE)
+        note.close("weight decay", step["weight_decay"], rates.weight_decay, SCHEDULE)
         scale = clip_scale(theirs.norm, case.config.optimizer.clip_grad)
-        updates(note, step, adam.updated(step["weights"], step["gradients"], scale, lr, decay))
+        updates(note, step, adam.updated(step["weights"], step["gradients"], scale, rates, reference.words()))
         expert_biases(note, step, theirs.loads, case.shape.moe_router_bias_update_rate)
     return verdict
 

@@ -85,6 +85,8 @@ def _memory(case: Case) -> Iterator[str]:
 def _optimizer(case: Case) -> Iterator[str]:
     optimizer = case.config.optimizer
     yield optimizer.lr_decay_style
+    if optimizer.decoupled_lr is not None:
+        yield "embeddings and output layer at a rate of their own"
     if optimizer.clip_grad:
         yield "clipping"
     if optimizer.weight_decay_incr_style != "constant":

@@ -1,6 +1,6 @@
 """The answer to a case from transformers, plain PyTorch and Megatron's scheduler: loss, gradients, norms, updates."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.oracle.case import END, Case
 from tests.oracle.exported import State
 from tests.oracle.losses import Balance, cross_entropy_sum, rolled, routing_loss, scores_and_counts, tokens_at
 from tests.oracle.reference import Output, Reference
-from tests.oracle.sizes import batch_sizes
+from tests.oracle.sizes import Rates, batch_sizes
 from training.parts.data import open_source
 
 GlobalBatch = Sequence[Sequence[Microbatch]]
@@ -104,25 +104,29 @@ def biases(before: Sequence[Tensor], loads: Sequence[Tensor], rate: float) -> li
 
 
 class AdamW:
-    """torch's, with Megatron's rule: weights decay, biases and vectors do not."""
+    """torch's, with Megatron's rules: weights decay, biases and vectors do not; words have a learning rate."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.optimizer: torch.optim.AdamW | None = None
         self.weights: dict[str, torch.nn.Parameter] = {}
 
-    def updated(self, weights: State, gradients: State, scale: float, lr: float, decay: float) -> State:
-        """The weights of ``gradients``' names after one step with gradients times ``scale``."""
+    def updated(self, weights: State, gradients: State, scale: float, rates: Rates, words: Set[str]) -> State:
+        """The weights of ``gradients``' names after one step with gradients times ``scale``. words: names of word
+        embeddings and output layer."""
         if self.optimizer is None:
             self.weights = {name: torch.nn.Parameter(weights[name].clone()) for name in gradients}
-            spared = [param for name, param in self.weights.items() if spares(name, param)]
-            others = [param for name, param in self.weights.items() if not spares(name, param)]
+            kinds: tuple[list[torch.nn.Parameter], ...] = ([], [], [])
+            for name, param in self.weights.items():
+                kinds[2 if name in words else spares(name, param)].append(param)
+            others, spared, of_words = kinds
             betas, eps = (self.settings.adam_beta1, self.settings.adam_beta2), self.settings.adam_eps
-            groups: list[dict[str, Any]] = [{"params": others}, {"params": spared, "weight_decay": 0.0}]
-            self.optimizer = torch.optim.AdamW(groups, betas=betas, eps=eps)
-        first, second = self.optimizer.param_groups
-        first["lr"] = second["lr"] = lr
-        first["weight_decay"] = decay
+            groups: list[dict[str, Any]] = [{"params": others}, {"params": spared}, {"params": of_words}]
+            self.optimizer = torch.optim.AdamW(groups, betas=betas, eps=eps, weight_decay=0.0)
+        first, second, third = self.optimizer.param_groups
+        first["lr"] = second["lr"] = rates.learning_rate
+        third["lr"] = rates.learning_rate if rates.of_words is None else rates.of_words
+        first["weight_decay"] = third["weight_decay"] = rates.weight_decay
         with torch.no_grad():
             for name, param in self.weights.items():
                 param.copy_(weights[name])

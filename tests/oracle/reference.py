@@ -103,6 +103,12 @@ class Reference:
             found |= {prefix + each: part for each, part in of_each_expert(rest, param.grad)}
         return found
 
+    def words(self) -> set[str]:
+        """Names of word embeddings and output layer, by transformers' own modules."""
+        modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        own = {id(module.weight) for module in modules}
+        return {name for name, param in self.model.named_parameters() if id(param) in own}
+
     def _mtp_parameters(self) -> list[tuple[str, nn.Parameter]]:
         if self.mtp is None:
             return []

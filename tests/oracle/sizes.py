@@ -1,7 +1,7 @@
 """Sizes of global batches and Megatron's schedules, by Megatron's own classes."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -23,8 +23,17 @@ def batch_sizes(config: RunConfig) -> Iterator[int]:
         consumed += size
 
 
-def scheduled(config: RunConfig, steps: int) -> list[tuple[float, float]]:
-    """Learning rate and weight decay of the first iterations: Megatron's OptimizerParamScheduler, stepped."""
+class Rates(NamedTuple):
+    """What Megatron's scheduler says of an iteration."""
+
+    learning_rate: float
+    weight_decay: float
+    of_words: float | None
+    """Of word embeddings and output layer, with optimizer.decoupled_lr."""
+
+
+def scheduled(config: RunConfig, steps: int) -> list[Rates]:
+    """Of the first iterations: Megatron's OptimizerParamScheduler, stepped."""
     optimizer, train = config.optimizer, config.train
     sizes = batch_sizes(config)
     consumed = [0]
@@ -34,7 +43,9 @@ def scheduled(config: RunConfig, steps: int) -> list[tuple[float, float]]:
     decay = optimizer.lr_decay_iters or train.train_iters
     wsd = optimizer.lr_wsd_decay_iters or max(1, decay // 5)
     ramp = optimizer.start_weight_decay, optimizer.end_weight_decay
-    parameters = torch.optim.AdamW([torch.zeros(1)], lr=0.0)
+    apart = {"max_lr": optimizer.decoupled_lr, "min_lr": optimizer.decoupled_min_lr}
+    words = {name: rate for name, rate in apart.items() if rate is not None}  # as megatron-core overrides a group's
+    parameters = torch.optim.AdamW([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], **words}], lr=0.0)
     fields: dict[str, Any] = {
         "init_lr": 0.0,
         "max_lr": optimizer.lr,
@@ -52,7 +63,7 @@ def scheduled(config: RunConfig, steps: int) -> list[tuple[float, float]]:
     scheduler = OptimizerParamScheduler(parameters, **fields)
     found, steps_of = [], batch_sizes(config)
     for _ in range(steps):
-        (group,) = parameters.param_groups
-        found.append((group["lr"], group["weight_decay"]))
+        group, second = parameters.param_groups
+        found.append(Rates(group["lr"], group["weight_decay"], second["lr"] if words else None))
         scheduler.step(increment=next(steps_of))
     return found

@@ -1,7 +1,6 @@
 """Iterations, batches, schedules and what is offloaded, of Megatron-LM's flags."""
 
 from tests.tools.megatron_scripts import GPT3_175B, SMALLEST, drafted, recipe_of
-from tools.from_megatron.translate import translate
 from training.config.schedules import learning_schedule
 
 

@@ -50,7 +50,8 @@ _OF_LATENTS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_di
 _OF_OPTIMIZER = (
     "lr", "min_lr", "lr_decay_style", "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "lr_warmup_init",
     "lr_decay_iters", "lr_decay_samples", "lr_wsd_decay_iters", "lr_wsd_decay_samples", "lr_wsd_decay_style",
-    "weight_decay", "weight_decay_incr_style", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
+    "weight_decay", "weight_decay_incr_style", "decoupled_lr", "decoupled_min_lr",
+    "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
 )  # fmt: skip
 
 

@@ -35,6 +35,11 @@ def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
         raise UserError("\n".join(problems))
     if lacking := megatron_args.problems(shape):
         raise UserError(f"{source.folder}: Megatron-LM has no argument for {', '.join(lacking)}. It cannot load this.")
+    if config.optimizer.lr_decay_style in ("power", "minus-square-root") and not options.drop_optimizer:
+        raise UserError(
+            f'{source.folder}: optimizer.lr_decay_style = "{config.optimizer.lr_decay_style}", which Megatron-LM has '
+            "not: it could not go on with this schedule. --drop_optimizer writes the weights alone."
+        )
     rows = padded_rows(source, config, options)
     dtype = options.dtype or TORCH_DTYPES[config.precision.dtype]
     targets: list[tuple[str, TargetTensor]] = []
