@@ -118,10 +118,11 @@ def ahead(root: Path, chosen: Path) -> list[Path]:
     return [path for path in complete(root) if (iteration_of(path) or 0) > reached]
 
 
-def find(path: str, say: Callable[[str], None] = lambda _: None) -> list[Path]:
+def find(path: str, say: Callable[[str], None] = lambda _: None, name: str = "checkpoint.load") -> list[Path]:
     """What ``--checkpoint.load PATH`` means: a checkpoint, those in a folder of them, or a run's, the best first.
 
-    say: called for each later one whose manifest is gone, since an older one is then taken for the newest.
+    name: the field that says so. say: called for each later one whose manifest is gone, since an older one is then
+    taken for the newest.
     Raises UserError, with what was found instead.
     """
     folder = Path(path).expanduser()
@@ -135,9 +136,9 @@ def find(path: str, say: Callable[[str], None] = lambda _: None) -> list[Path]:
             return found
     if (foreign := recognise(folder)) is not None:
         command = foreign.command("CONVERTED", "RECIPE.toml")
-        raise UserError(f"checkpoint.load {path}: {foreign.description}. Convert it, and give the result: {command}")
+        raise UserError(f"{name} {path}: {foreign.description}. Convert it, and give the result: {command}")
     raise UserError(
-        f"checkpoint.load {path}: expected a checkpoint (iter_..., with {MANIFEST}), a folder of checkpoints or "
+        f"{name} {path}: expected a checkpoint (iter_..., with {MANIFEST}), a folder of checkpoints or "
         f"a run's folder; found {_description(folder)}. Give the path of one that a run has completed."
     )
 

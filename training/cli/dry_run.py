@@ -29,7 +29,7 @@ from training.config.run_config import RunConfig
 from training.config.schedules import batch_schedule
 from training.custom.check import check
 from training.memory.planned import as_case, planned_modules
-from training.run_dir.kept_schedule import chosen, planned
+from training.run_dir.kept_schedule import planned
 
 MOST_ROWS = 16
 """Pipeline stages shown one by one; of more, the first and the last."""
@@ -280,7 +280,7 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
             f"{share:.1%} of the computing time, {share / (1 + share):.1%} of the whole (arXiv:2104.04473, "
             "section 2.2)"
         )
-    _, said = chosen(config, planned(config))
+    _, said = planned(config)
     return [*lines, f"  {said.removeprefix('schedule: ')}"]
 
 

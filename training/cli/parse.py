@@ -20,6 +20,7 @@ from training.cli.flags import given, override
 from training.config.import_path import add_folders
 from training.config.recipe import dump, load
 from training.config.run_config import RunConfig
+from training.run_dir.branch import resolved
 
 __all__ = ["check", "default_run_dir", "dump", "explicit_fields", "fail", "load", "parse_config"]
 
@@ -37,7 +38,7 @@ def parse_config(argv: Sequence[str]) -> RunConfig:
     config = override(default, arguments, f"pretrain_gpt.py {recipe or '[RECIPE.toml]'}")
     if config.import_paths:
         add_folders(recipe)
-    return dataclasses.replace(config, run_dir=config.run_dir or str(default_run_dir(recipe)))
+    return resolved(dataclasses.replace(config, run_dir=config.run_dir or str(default_run_dir(recipe))))
 
 
 def explicit_fields(argv: Sequence[str]) -> frozenset[str]:

@@ -26,6 +26,13 @@ class TrainConfig:
     """Save and stop (exit code 0) when the iteration is a multiple of this; schedules stay those of
     train_iters. None: run to train_iters."""
 
+    decay_from: str | None = None
+    """Branch off another run: continue its newest checkpoint, or the one named, in a run_dir of its own, with a
+    learning rate that falls from its value there to optimizer.min_lr. In place of checkpoint.load. None: do not."""
+
+    decay_iters: int | None = None
+    """Iterations of that fall (optimizer.lr_wsd_decay_style), and of the branch: train_iters is counted from it."""
+
     global_batch_size: int = 8
     """Samples (windows of seq_length tokens) per optimizer update, over all ranks."""
 
@@ -166,6 +173,7 @@ class TrainConfig:
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "cross_entropy_chunk_tokens": self.cross_entropy_chunk_tokens,
+            "decay_iters": self.decay_iters,
         }
         for name, value in counts.items():
             if value is not None and value < 1:
@@ -179,6 +187,8 @@ class TrainConfig:
             found.append("train.sample_interval needs train.generate_tokens, tokens of a sample, found 0.")
         if self.generate_tokens and not self.sample_prompts:
             found.append("train.generate_tokens needs train.sample_prompts, found none. Give a text, or 0 tokens.")
+        if (self.decay_from is None) != (self.decay_iters is None):
+            found.append("train.decay_from and train.decay_iters go together: give both, or neither.")
         found += self._steps_problems()
         found += self._offload_problems()
         found += recompute_form_problems(self.recompute)

@@ -55,7 +55,8 @@ def build_companions(
     saves = build_saves(run, parts, health, stream, begun, updates)
     stats = build_stats(run, parts)
     timelines, traces = build_profile(run, chunks)
-    history = HistoryCallback(run.run_dir, run.note, lambda: heartbeat.spent_s["evaluation"], ranks)
+    trunk = run.config.train.decay_from if begun.parent is None else None
+    history = HistoryCallback(run.run_dir, run.note, lambda: heartbeat.spent_s["evaluation"], ranks, trunk)
     compilation = [CompilationMeter(ranks, run.note)] if config.train.compile else []
     meters = [collector, *stats, *timelines, *compilation, history]
     recorder = build_recorder(run, chunks, stream, begun.progress, meters)

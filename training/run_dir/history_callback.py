@@ -21,14 +21,20 @@ from training.step import StepResult
 class HistoryCallback(Callback):
     """Before evaluations and saves. Also a meter: ``restarts`` and ``goodput``, by rank 0 alone."""
 
-    def __init__(self, run_dir: Path, note: Note, evaluated_s: Callable[[], float], ranks: Ranks) -> None:
-        """evaluated_s: the seconds that evaluations have taken so far in this process."""
+    def __init__(
+        self, run_dir: Path, note: Note, evaluated_s: Callable[[], float], ranks: Ranks, trunk: str | None
+    ) -> None:
+        """evaluated_s: the seconds that evaluations have taken so far in this process. trunk: the checkpoint of another
+        run at which this one branches off now."""
+        self.trunk = trunk
         self.run_dir, self.note, self.evaluated_s, self.ranks = run_dir, note, evaluated_s, ranks
         self.stalled_s, self.evaluated_before_s = 0.0, 0.0
         self.first_step_s: float | None = None
         self.restarts, self.productive_before_s, self.wall_before_s, self.began_s = 0, 0.0, 0.0, time.monotonic()
 
     def start(self, progress: Progress) -> None:
+        if self.trunk is not None:
+            self.note("branched", progress.iteration, text=f"from {self.trunk}")
         self.note("begin", progress.iteration, **facts(self.ranks))
         if self.ranks.rank == 0:
             before = measured_goodput(read_history(self.run_dir), now_s=time.time())

@@ -21,12 +21,20 @@ from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.config.schedules import learning_schedule
 from training.config.train_config import TrainConfig
+from training.run_dir.branch import branched
 
 RECIPE = "config.toml"
 
 
-def chosen(config: RunConfig, kept: Schedule | None) -> tuple[Schedule, str]:
-    """The schedule, and the line that says it. kept: the one that training continues; None: nothing is continued."""
+def chosen(config: RunConfig, kept: Schedule | None, branches_at: int | None = None) -> tuple[Schedule, str]:
+    """The schedule, and the line that says it.
+
+    kept: the one that training continues; None: nothing is continued. branches_at: consumed samples at which this run
+    leaves its trunk (train.decay_from); None: it has none, or has left it before.
+    """
+    if config.train.decay_from is not None and kept is not None:
+        found = kept if branches_at is None else branched(kept, config, branches_at)
+        return found, f"schedule: {found.describe()} (train.decay_from {config.train.decay_from})"
     own, flags = learning_schedule(config.optimizer, config.train, config.model.seq_length), config.checkpoint
     if kept is None or kept.is_same_as(own):
         return own if kept is None else kept, f"schedule: {own.describe()}"
@@ -46,17 +54,18 @@ def continued(folder: Path, entries: Mapping[str, JSON]) -> Schedule | None:
     return kept_schedule(entries) or _of_recipe(folder / RECIPE)
 
 
-def planned(config: RunConfig) -> Schedule | None:
-    """``continued`` of the checkpoint that a start would take now; None where it would begin at the beginning."""
+def planned(config: RunConfig) -> tuple[Schedule, str]:
+    """``chosen`` for the checkpoint that a start would take now."""
     own = candidates(checkpoints(Path(config.run_dir or "runs/run")))
     flags = config.checkpoint
     with contextlib.suppress(UserError, DamagedError, OSError):  # the start says so, or takes an older one
         if own:
-            return continued(own[0], read_state(own[0]).entries)
+            return chosen(config, continued(own[0], read_state(own[0]).entries))
         if flags.load is not None and continues(flags):
             folder = find(flags.load)[0]
-            return continued(folder, read_state(folder).entries)
-    return None
+            state = read_state(folder)
+            return chosen(config, continued(folder, state.entries), state.progress.consumed_samples)
+    return chosen(config, None)
 
 
 def continues(flags: CheckpointConfig) -> bool:

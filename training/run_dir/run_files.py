@@ -59,7 +59,8 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
         ranks.say(said)
         return Begun(schedule=schedule)
     progress = restored.progress
-    schedule, said = kept_schedule.chosen(config, on_first_rank(lambda: _continued(restored), ranks))
+    branches_at = None if restored.own else progress.consumed_samples
+    schedule, said = kept_schedule.chosen(config, on_first_rank(lambda: _continued(restored), ranks), branches_at)
     ranks.say(card(restored, _now(config, prepared, schedule, restored.path, ranks), time.monotonic() - began_s))
     ranks.say(said)
     rate = schedule.learning_rate(progress.consumed_samples)
