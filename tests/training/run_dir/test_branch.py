@@ -7,6 +7,7 @@ import pytest
 from data.prepared import Prepared
 from program.errors import UserError
 from runs import configuration, losses, train
+from tools.report.__main__ import main as write_report
 from training.cli import dry_run
 from training.metrics.jsonl import read_jsonl
 from training.run_dir.history import read_history
@@ -41,6 +42,9 @@ def test_a_branch_falls_from_where_its_trunk_was_and_resumes_in_another_layout(
     assert [event.text("text") for event in read_history(tmp_path / "run") if event.event == "branched"] == [
         f"from {middle[1]}"
     ]
+    report = tmp_path / "branches.html"  # python -m tools.report
+    assert write_report([str(trunk), str(tmp_path / "run"), "--output", str(report)]) == 0
+    assert middle[1] in report.read_text()
     assert {path: path.stat().st_mtime_ns for path in trunk.rglob("*")} == before
 
 
