@@ -14,7 +14,6 @@ import pytest
 from campaign import some
 from data.shard_writer import ShardWriter
 from parallel.launch import node_name
-from quick_flags import quick_flags  # noqa: F401
 from training.cli import parse
 from training.start import ranks
 
@@ -48,7 +47,6 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
     return run
 
 
-@pytest.mark.usefixtures("quick_flags")
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -177,7 +175,6 @@ def test_the_vocabulary_must_hold_the_tokenizers_ids(refused: Refused) -> None:
     assert "model.vocab_size is 100, but the tokenizer has 257 ids" in refused(DEBUG, "--model.vocab_size", "100")
 
 
-@pytest.mark.usefixtures("quick_flags")
 @pytest.mark.parametrize(
     ("flag", "rank", "local_rank", "shown"),
     [
@@ -216,7 +213,6 @@ def test_a_fresh_process_says_the_same(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 2
 
 
-@pytest.mark.usefixtures("quick_flags")
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 from data.shard_writer import ShardWriter
-from quick_flags import quick_flags  # noqa: F401
 from runs import configuration, losses, train, train_or_fail
 from training.metrics.jsonl import read_jsonl
 from training.start.prepare import prepare
 
-pytestmark = pytest.mark.usefixtures("quick_flags")
 NO_REPORT = ("--log.report", "False")
 SHORT = ("--train.train_iters", "2", *NO_REPORT)
 

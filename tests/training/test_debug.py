@@ -7,15 +7,12 @@ import pytest
 
 import runs
 from programs import Program
-from quick_flags import quick_flags  # noqa: F401
 from tools import nccl_env
 from training.cli import parse
 from training.cli.dry_run import describe
 from training.config.debug import ENVIRONMENT, debugged
 from training.config.run_config import RunConfig
 from training.metrics.jsonl import read_jsonl
-
-pytestmark = pytest.mark.usefixtures("quick_flags")
 
 SEEN = """
 import torch

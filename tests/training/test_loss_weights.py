@@ -15,14 +15,12 @@ from parallel import groups
 from parallel.ddp import unwrap
 from parallel.groups import Ranks
 from parallel.launch import Identity
-from quick_flags import quick_flags  # noqa: F401
 from ranks import run_ranks
 from training.config.run_config import RunConfig
 from training.metrics.meters import DepthMeter
 from training.parts.model import build_parts
 
 LENGTH, SAMPLES = 32, 8
-pytestmark = pytest.mark.usefixtures("quick_flags")
 SMALL = f"--model.seq_length {LENGTH} --train.global_batch_size {SAMPLES}".split()
 WHOLE = "--parallel.use_distributed_optimizer False".split()
 """Each rank holds all of each reduced gradient."""

@@ -19,7 +19,6 @@ from campaign import some
 from data.prepared import Prepared
 from data.source import build_source
 from programs import Program
-from quick_flags import quick_flags  # noqa: F401
 from runs import DEBUG, configuration, losses, train, train_or_fail
 from training.cli import parse
 from training.metrics.jsonl import read_jsonl
@@ -30,7 +29,6 @@ NO_REPORT = ("--log.report", "False")
 FOUR = ("--train.train_iters", "4", *NO_REPORT)
 EXIT = ("--train.exit_interval", "3")
 BF16 = ("--precision.dtype", "bf16")
-pytestmark = pytest.mark.usefixtures("quick_flags")
 SAMPLED = ("--train.generate_tokens", "12", "--train.sample_interval", "2")
 DROPPED = (
     "--train.train_iters", "3", "--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", *TP2,

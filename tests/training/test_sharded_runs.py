@@ -7,9 +7,7 @@ import pytest
 import runs
 from campaign import some
 from data.prepared import Prepared
-from quick_flags import quick_flags  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("quick_flags")
 LAYOUT = "--parallel.pipeline_model_parallel_size 2 --parallel.virtual_pipeline_model_parallel_size 2"
 FLAGS = """--train.recompute full:uniform:1 --model.hidden_dropout 0.1 --train.train_iters 2 --train.eval_interval 2
     --train.eval_iters 1 --log.report False"""

@@ -8,14 +8,11 @@ import pytest
 
 from data.prepared import Prepared
 from data.streaming import opening
-from quick_flags import quick_flags  # noqa: F401
 from runs import configuration, losses, train, train_or_fail
 from training.checkpoint.folders import latest
 from training.checkpoint.state import read_state
 from training.checkpoint.stream_position import repeated_reading
 from training.start.prepare import prepare
-
-pytestmark = pytest.mark.usefixtures("quick_flags")
 
 
 def corpus(path: Path, seed: int = 0) -> Path:

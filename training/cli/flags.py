@@ -1,16 +1,15 @@
 """Flags over a recipe: ``--section.field value``.
 
-tyro converts the values; flags are checked before, so that everything wrong with them is
-said at once and in the words that are used for a recipe.
+Read by the fields' own types, as a recipe is, so that everything wrong with them is said at once and in a recipe's
+words. tyro, which prints the help, takes 0.2 s to build a parser of 300 fields, and stops at the first mistake.
 """
 
+import dataclasses
 import itertools
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import tyro
 
 from program.errors import SharedMistake
 from program.schema import type_name
@@ -33,15 +32,13 @@ def override(default: RunConfig, arguments: Sequence[str], prog: str) -> RunConf
     if asked:
         help.show(default, prog, everything="--help_all" in asked)
         raise SystemExit(0)
-    words, old = _checked(arguments)
-    config: RunConfig = tyro.cli(
-        RunConfig,
-        prog=prog,
-        args=words,
-        default=default,
-        use_underscores=True,
-        config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
-    )
+    values, old = _read(arguments)
+    config = default
+    for name, value in values.items():
+        section, _, field = name.rpartition(".")
+        if section:
+            field, value = section, dataclasses.replace(getattr(config, section), **{field: value})
+        config = dataclasses.replace(config, **{field: value})
     return with_old_flags(config, old, given(arguments, current=True)) if old else config
 
 
@@ -60,10 +57,9 @@ def _known() -> dict[str, Any]:
     return {name: field.kind for name, field in OLD_FIELDS.items()} | names()
 
 
-def _checked(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The arguments as tyro wants them; and values of old names, which tyro does not know. Raises SharedMistake with
-    everything that it could not read."""
-    known, words, old, problems = _known(), list[str](), dict[str, Any](), list[str]()
+def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values by dotted names; and those of old names. Raises SharedMistake with everything that it could not read."""
+    known, found, old, problems = _known(), dict[str, Any](), dict[str, Any](), list[str]()
     for flag, values in _groups(arguments):
         name = _field(flag, known)
         kind = known.get(name)
@@ -71,10 +67,7 @@ def _checked(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         if kind is not None and name != flag.replace("-", "_"):
             if values:
                 problems.append(f"--{flag}: expected no value, as --{name} false has one; found {_cut_short(values)}.")
-            if outdated:
-                old[name] = False
-            else:
-                words.append(f"--{name}=False")
+            (old if outdated else found)[name] = False
             continue
         if not flag:
             problems.append(f"unexpected argument {' '.join(values)}. The recipe is the first argument, flags follow.")
@@ -84,18 +77,23 @@ def _checked(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             given = _spelled(values, kind)
             if not _accepts(kind, given):
                 problems.append(f"--{flag}: expected {type_name(kind)}, found {_cut_short(values)}.")
-            elif outdated:
-                old[name] = _value(kind, given)
-            if not outdated:
-                words += [f"--{flag}", *given] if len(given) != 1 else [f"--{flag}={given[0]}"]
+            else:
+                (old if outdated else found)[name] = _value(kind, given)
     if problems:
         raise SharedMistake("\n".join([*problems, "All flags: python pretrain_gpt.py --help_all"]))
-    return words, old
+    return found, old
 
 
 def _value(kind: Any, values: list[str]) -> Any:
     """What words that ``_accepts`` takes mean."""
-    choice = next(each for each in _alternatives(kind) if _accepts(each, values))
+    choices = _alternatives(kind)
+    if types.NoneType in choices and values == ["None"]:
+        return None
+    choice = next(each for each in choices if _accepts(each, values))
+    if typing.get_origin(choice) is Mapping:
+        kinds = typing.get_args(choice) * (len(values) // 2)
+        words = list(map(_one, kinds, values))
+        return dict(zip(words[::2], words[1::2], strict=True))
     if typing.get_origin(choice) is tuple:
         inner = typing.get_args(choice)
         kinds = (inner[0],) * len(values) if inner[-1] is Ellipsis else inner

@@ -7,13 +7,11 @@ import pytest
 
 import runs
 from data.prepared import Prepared
-from quick_flags import quick_flags  # noqa: F401
 from training.checkpoint import callback, folders
 from training.checkpoint.background import saver
 from training.checkpoint.callback import SaveCallback
 from training.progress import Progress
 
-pytestmark = pytest.mark.usefixtures("quick_flags")
 FLAGS = "--train.train_iters 2 --checkpoint.save_interval 1 --train.eval_interval None --log.report False".split()
 
 

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 from data.prepared import Prepared
-from quick_flags import quick_flags  # noqa: F401
 from runs import configuration, train
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import read_manifest
 
-pytestmark = pytest.mark.usefixtures("quick_flags")
 SAVES = "--checkpoint.save_interval 1 --checkpoint.keep 9 --log.log_interval 1 --log.report False".split()
 
 

@@ -17,7 +17,6 @@ from parallel import groups
 from parallel.launch import Identity
 from parallel.layout import Layout, bubble
 from program.errors import UserError
-from quick_flags import quick_flags  # noqa: F401
 from ranks import run_ranks
 from training.cli.dry_run import bytes_per_parameter, describe, grid
 from training.cli.parse import parse_config
@@ -25,7 +24,6 @@ from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.memory.planned import Modules, as_case
 
-pytestmark = pytest.mark.usefixtures("quick_flags")
 GPU = Modules(cuda=True, transformer_engine=True)
 DEMO, DEBUG = "slurm/recipes/demo.toml", "slurm/recipes/debug.toml"
 LARGE = """--dry_run --model.shape llama31_405b --model.seq_length 8192 --train.train_iters 1000000

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from campaign import some
 from programs import Program
-from quick_flags import read
 from training.cli.elastic import elastic_layout
+from training.cli.flags import override
 from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.metrics.jsonl import read_jsonl
@@ -22,7 +22,7 @@ DEBUG = ROOT / "slurm/recipes/debug.toml"
 def asked(*flags: str) -> RunConfig:
     """A tiny model of four layers, with ``parallel.elastic``."""
     words = ("--parallel.elastic", "True", "--model.num_layers", "4", *flags)
-    return read(RunConfig, args=words, default=load(DEBUG))
+    return override(load(DEBUG), words, prog="")
 
 
 def sizes(*pairs: int) -> tuple[str, ...]:

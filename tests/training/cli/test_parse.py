@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import tyro
 
-import quick_flags
 from program.errors import SharedMistake, UserError
 from program.flags import field_docs
 from training.cli import parse
-from training.cli.flags import HELP
+from training.cli.flags import HELP, override
 from training.cli.help import rare
 from training.config.recipe import load, names, sections
 from training.config.run_config import RunConfig
@@ -95,16 +94,16 @@ def test_lists_take_several_values() -> None:
 
 
 @pytest.mark.parametrize("sign", ["", "-"])
-def test_what_tests_read_without_tyro_is_the_same(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field of each kind: tests/support/quick_flags.py stands for tyro wherever flags are not what is tested."""
+def test_flags_mean_what_tyro_has_them_mean(sign: str) -> None:
+    """A field of each kind; tyro prints their help."""
     flags = f"""--data.blend a 0.7 b 0.3 --eval.validation_sets x y --eval.tasks a b --profile.ranks {sign}1 2
         --model.window_size 3 0 --model.rope_long_factor 1 {sign}2.5 --data.paths --nproc None --train.recompute None
         --kernels.off moe_grouped_gemm moe_router_fusion --train.rampup_batch_size None --optimizer.lr {sign}1e-3
-        --no-parallel.use_distributed_optimizer --parallel.sequence-parallel --train.seed={sign}3 --device cuda
-        --model.normalization LayerNorm --precision.fp8 None --model.megatron a=1 b="c d" --dry_run"""
-    expected = parse.parse_config([DEBUG, *flags.split()])
-    monkeypatch.setattr(tyro, "cli", quick_flags.read)
-    assert parse.parse_config([DEBUG, *flags.split()]) == expected != parse.parse_config([DEBUG])
+        --parallel.use_distributed_optimizer False --parallel.sequence-parallel True --train.seed={sign}3 --device cuda
+        --model.normalization LayerNorm --precision.fp8 None --model.megatron a=1 b="c d" --dry_run True""".split()
+    plain = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)
+    expected = tyro.cli(RunConfig, args=flags, default=load(Path(DEBUG)), use_underscores=True, config=plain)
+    assert override(load(Path(DEBUG)), flags, "") == expected != load(Path(DEBUG))
 
 
 def test_negative_numbers_are_values() -> None:

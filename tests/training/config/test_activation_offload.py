@@ -2,7 +2,6 @@
 
 import pytest
 
-from quick_flags import quick_flags  # noqa: F401
 from training.cli.parse import parse_config
 
 DEBUG = "slurm/recipes/debug.toml"
@@ -10,7 +9,6 @@ OFFLOADED = "--train.offload_modules"
 GPU = f"--device cuda {OFFLOADED} core_attn"
 FP8 = "--precision.dtype bf16 --precision.fp8 hybrid"
 FIELD = "train.offload_modules"
-pytestmark = pytest.mark.usefixtures("quick_flags")
 
 
 def problems(flags: str, world_size: int = 1) -> list[str]:

@@ -5,13 +5,10 @@ from pathlib import Path
 import pytest
 
 from program.errors import UserError
-from quick_flags import quick_flags  # noqa: F401
 from training.cli.flags import given, override
 from training.config.deprecated import OLD_FIELDS, in_current_names
 from training.config.recipe import dump_changed, load, names
 from training.config.run_config import RunConfig
-
-pytestmark = pytest.mark.usefixtures("quick_flags")
 
 CASES: dict[str, tuple[str, str]] = {
     'data.reset = "attention"': (

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from quick_flags import quick_flags  # noqa: F401
 from training.cli.parse import parse_config
 from training.config.recipe import dump, dump_changed, load, sections
 from training.config.run_config import RunConfig
 from training.config.schedules import learning_schedule
 
 DEBUG = "slurm/recipes/debug.toml"
-pytestmark = pytest.mark.usefixtures("quick_flags")
 
 
 def problems(flags: str, world_size: int = 1) -> str:

@@ -10,7 +10,6 @@ import pytest
 from campaign import param, some
 from data.prepared import Prepared
 from program.errors import UserError
-from quick_flags import quick_flags  # noqa: F401
 from rewritten import change_state, change_text, copy_of
 from runs import configuration, train
 from training.cli import dry_run, parse
@@ -18,7 +17,6 @@ from training.config.checkpoint_config import CheckpointConfig
 from training.config.lr_schedule import Schedule
 from training.config.schedules import learning_schedule
 
-pytestmark = pytest.mark.usefixtures("quick_flags")
 RAMPS = (
     "--optimizer.lr_warmup_iters", "1", "--optimizer.weight_decay_incr_style", "linear",
     "--optimizer.start_weight_decay", "0.1", "--optimizer.end_weight_decay", "0.3", "--train.eval_interval", "None",
