@@ -18,7 +18,7 @@ from training.config.recipe import names
 from training.config.run_config import RunConfig
 
 ROOT = Path(__file__).parents[2]
-READERS = {"program/flags.py", "training/cli/flags.py", "training/cli/help.py", "tools/versions.py"}
+READERS = {"program/flags.py", "training/cli/help.py", "tools/versions.py"}
 """What reads command lines itself; the last one takes no flags."""
 NEGATIONS = ("--{section}no-{last}", "--{section}no_{last}")
 TRUE, FALSE = ("--{}", "--{} true", "--{} True", "--{}=TRUE"), ("--{} false", "--{} False", "--{}=false")

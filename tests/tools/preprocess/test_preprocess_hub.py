@@ -2,7 +2,6 @@
 
 import io
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 from campaign import param
 from data.shards import Shard, bin_path
 from hub import Hub, served
-from programs import Program
 
 ROOT = Path(__file__).parents[3]
 OLD, NEW = [f"old text {number}" for number in range(400)], ["new text"]
@@ -28,47 +26,49 @@ def table(texts):
     return file.getvalue()
 
 
-def serve(calls, caller, own):
-    """Runs programs with the Hub that these variables name: its client reads them when it is imported, once for all."""
-    caller.close()  # so that this process does not outlive a session that is killed
-    os.environ.update(own)
-    sys.path.insert(0, "")
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("datasets", "huggingface_hub")]:
-        del sys.modules[name]
-    import datasets  # noqa: F401  (once, not in every program)
-
-    while call := calls.recv():
-        arguments, output, module, folder = call
-        program = Program(arguments, output, module=module, folder=folder)
-        program.communicate(timeout=230)
-        calls.send(program.returncode)
+SERVER = """
+import json, sys
+from pathlib import Path
+import datasets
+import tools.preprocess.__main__
+from programs import Program
+for line in sys.stdin:
+    arguments, output, module, folder = json.loads(line)
+    program = Program(arguments, Path(output), module=module, folder=Path(folder))
+    program.communicate(timeout=230)
+    print(program.returncode, flush=True)
+"""
+"""Runs programs with the Hub that its variables name: the Hub's client reads them when it is imported, once for all."""
 
 
 @pytest.fixture(scope="module")
 def served_hub(tmp_path_factory):
     """A Hub, and a process that runs programs with it."""
-    hub, (calls, theirs) = Hub(), multiprocessing.Pipe()
+    hub = Hub()
     with served(hub) as address:
         own = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path_factory.mktemp("hf")), "HF_HUB_OFFLINE": "0"}
-        server = multiprocessing.get_context("fork").Process(target=serve, args=(theirs, calls, own))
-        server.start()
-        yield hub, calls
-        calls.send(None)
-        server.join()
+        command = [sys.executable, "-c", SERVER]
+        path = f"{ROOT}:{ROOT}/tests/support"
+        with subprocess.Popen(command, env=os.environ | own | {"PYTHONPATH": path}, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True) as server:  # fmt: skip
+            yield hub, server
+            server.stdin.close()
 
 
 @pytest.fixture
 def run(served_hub, tmp_path, request):
     """Runs one of our programs whose Hub has OLD in the two files of a dataset, its argument `name`."""
-    hub, calls = served_hub
+    hub, server = served_hub
     card = b"---\nlicense: mit\n---\n"
     files = {f"data/train-0000{number}-of-00002.parquet": table(OLD[number * 200 :][:200]) for number in range(2)}
     name = f"owner/{request.node.originalname}"[:60]
 
     def program(what, *arguments, folder=ROOT):
         module = "" if what == "pretrain_gpt.py" else what
-        calls.send(([str(one) for one in arguments], tmp_path / "said", module, folder))
-        code = calls.recv()
+        words = json.dumps([[str(one) for one in arguments], str(tmp_path / "said"), module, str(folder)])
+        server.stdin.write(f"{words}\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
         said = ((tmp_path / "said").with_suffix(end).read_text() for end in (".out", ".err"))
         return subprocess.CompletedProcess(arguments, code, *said)
 
