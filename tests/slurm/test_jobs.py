@@ -2,7 +2,7 @@
 
 All rows are played by ``make faults``; this one is a campaign of the suite's, too. What is within it, each run of the
 suite tries by itself: jobs that start again under SLURM (test_requeue.py), real ranks there (test_calibrate_sbatch.py),
-and a killed run that ends with the same bits (tests/tools/test_supervise_runs.py).
+and a killed run that ends with the same bits (tests/training/checkpoint/test_kills.py).
 """
 
 from pathlib import Path

@@ -552,6 +552,7 @@ def test_no_further_argument_changes_what_given_ones_set() -> None:
     assert "--set 3=VALUE may change that" in said_of(script, "Worth knowing", **{"1": "--layers", "2": "9"})[0]
 
 
+@pytest.mark.campaign
 def test_a_loop_that_waits_for_other_programs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(run._LIMITS, resource.RLIMIT_CPU, 1)
     assert (

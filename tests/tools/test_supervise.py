@@ -1,6 +1,6 @@
 """Started again until done: real processes and signals. What runs is a stand-in that commits checkpoints in a moment.
 
-tests/tools/test_supervise_runs.py does the same with real runs.
+tests/tools/test_supervise_runs.py does the same with real runs, in its campaign.
 """
 
 import os

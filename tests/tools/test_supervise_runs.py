@@ -70,6 +70,7 @@ def check_unchanged(run_dir: Path, prepared: Prepared, tmp_path: Path) -> None:
     assert records[-1]["done"]
 
 
+@pytest.mark.campaign
 def test_one_host(start: Start, prepared: Prepared, tmp_path: Path) -> None:
     """As docs/without_slurm.md has it: pretrain_gpt.py starts the ranks itself."""
     supervisor = start(sys.executable, flags=("--nproc", "2"))

@@ -88,6 +88,7 @@ def test_a_run_is_held_against_its_prediction(
     assert "the constraints leave none" in capsys.readouterr().err
 
 
+@pytest.mark.campaign
 def test_one_rank_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "here.toml"
     first = Program(["calibrate", str(path)], tmp_path / "first", module=MODULE)
@@ -125,6 +126,7 @@ def test_steps_give_back_what_they_take_beside_their_sizes(launch_s: float, fixe
         assert found.fixed_s == 0 < found.launch_s < launch_s
 
 
+@pytest.mark.campaign
 def test_groups_within_and_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(collectives.BYTES, "cpu", (64, 4096))  # before the ranks are forked
     run_ranks(4, _curves)

@@ -154,6 +154,7 @@ def test_formulas_are_what_is_traced(tmp_path: Path, layout: Candidate, stage: i
     assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
 
 
+@pytest.mark.campaign
 def test_capped_scores_are_counted_once_with_dropout(tmp_path: Path) -> None:
     """Attention with soft caps is in blocks of queries: of its scores nothing is kept (2026-11-25: 1.12 of traced)."""
     layout = Candidate(pp=13, microbatches=13)
@@ -193,6 +194,7 @@ def test_experts_are_traced_in_balance(tmp_path: Path) -> None:
     assert found["collectives"]["alltoall_base"]["calls"] > 0
 
 
+@pytest.mark.campaign
 def test_all_stages_by_one_process() -> None:
     asked = question("llama3_tiny", TINY, 128)
     first, last = command.trace_stages(asked, TINY, [0, 1], None)
