@@ -16,13 +16,12 @@ from data.prepared import Prepared
 from parallel.launch import count_gpus
 
 LONGEST = (
-    "test_layouts.py", "training/test_runs.py", "plan/test_trace.py", "test_checkpoint_ranks.py",
-    "test_checkpoint_layouts.py",
-    "slurm/test_jobs.py", "test_supervise_runs.py", "test_calibrate.py", "test_requeue.py",
-    "gpu_path/test_transformer_engine.py", "gpu_path/test_training.py", "test_preprocess_hub.py", "test_hostile.py",
-    "test_run_lock.py", "test_watchdog.py",
+    "test_layouts.py", "gpu_path/test_transformer_engine.py", "gpu_path/test_training.py", "training/test_runs.py",
+    "test_from_megatron_script.py", "plan/test_trace.py", "test_prove_gpu.py", "test_supervise.py",
+    "test_checkpoint_layouts.py", "test_requeue.py", "test_run_lock.py", "tools/test_report.py", "tools/test_generate.py",
+    "test_preprocess_work.py", "test_doctor_nodes.py",
 )  # fmt: skip
-"""Files of about half a minute and more: dealt first, so that all processes end at about the same time."""
+"""Files of 15 seconds and more: dealt first, so that all processes end at about the same time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

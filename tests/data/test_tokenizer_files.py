@@ -163,6 +163,7 @@ def write_llama3(folder):
     return folder
 
 
+@pytest.mark.campaign
 def test_metas_file_gives_the_ids_of_tiktoken_and_transformers(llama3, texts):
     import tiktoken
     from tiktoken.load import load_tiktoken_bpe

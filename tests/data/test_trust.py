@@ -175,6 +175,7 @@ def test_the_fingerprint_follows_every_byte_through_the_manifest(made, tmp_path)
     assert Shard(prefix).fingerprint() != before
 
 
+@pytest.mark.campaign
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     """Sparse files: a hundred times the tokens and documents, and 1 MB is enough for either."""
     peaks = []

@@ -82,6 +82,7 @@ def test_losses_fall(tmp_path: Path) -> None:
     assert found["loss"][-1] < found["loss"][0] - 0.1
 
 
+@pytest.mark.campaign
 def test_layouts_are_compared_with_one_rank(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[Any]] = {}
 

@@ -31,6 +31,7 @@ def assert_nothing_is_compiled_again(run_dir: Path) -> None:
     assert len(steps) > 1 and not any(step["recompilations"] for step in steps)
 
 
+@pytest.mark.campaign
 def test_a_gpu_compiles_no_block_for_its_number(te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path) -> None:
     """The watch for stragglers, whose events would be traced, is on. Again: rotary positions of fewer heads."""
     printed = te_device.train(Training(), tmp_path, EMULATION, COMPILE)

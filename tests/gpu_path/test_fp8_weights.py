@@ -81,6 +81,7 @@ def test_on_a_cpu_they_are_in_16_bits(on_the_cpu: Any) -> None:
         ]),
     ],
 )  # fmt: skip
+@pytest.mark.campaign
 def test_it_trains_as_with_weights_in_16_bits(
     te_device: WarmDevice, in_16_bits: Reference, tmp_path: Path, recipe: str, layout: str, shape: str, order: Order
 ) -> None:

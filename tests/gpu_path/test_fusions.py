@@ -154,6 +154,7 @@ def test_triton_kernels_compute_what_stands_for_them(te_device: WarmDevice) -> N
 MULTICAST = "kernels.tp_comm_overlap cannot run: card or driver has no multicast. Set UB_SKIPMC=1 to use CUDA IPC"
 
 
+@pytest.mark.campaign
 def test_userbuffers_are_made_before_the_model_and_forgotten_after_it(te_device: WarmDevice) -> None:
     """With fp8 one set for its layers, with bytes for what is gathered, and one for layers in bf16."""
     found = te_device.check("userbuffers", ranks=2)

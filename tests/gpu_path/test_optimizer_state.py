@@ -171,6 +171,7 @@ def mean_of_the_last(run_dir: Path, count: int) -> float:
     return sum(losses[-count:]) / count
 
 
+@pytest.mark.campaign
 def test_remainders_are_what_bf16_lacks_of_fp32(te_device: WarmDevice, tmp_path: Path) -> None:
     """Later on, bf16 weights differ where an fp32 one lies halfway between two."""
     for name, flags in (("here", ()), ("fewer", PRECISION_AWARE)):

@@ -67,7 +67,7 @@ def campaign(*values: str) -> object:
     "layout, shape",
     [
         ("tp2sp", "debug"),
-        ("ep2", "mixtral_tiny"),
+        campaign("ep2", "mixtral_tiny"),
         campaign("dp2overlap", "debug"),  # the next test has it in the suite
         campaign("pp2", "debug"),  # test_profile.py has it in the suite
         campaign("pp2vpp2", "debug"),

@@ -55,6 +55,7 @@ def judged(device: WarmDevice, training: Training, run_dir: Path, order: Order, 
           ]),
     ],
 )  # fmt: skip
+@pytest.mark.campaign
 def test_scores_are_those_of_a_cpu(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
 ) -> None:

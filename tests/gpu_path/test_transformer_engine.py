@@ -147,6 +147,7 @@ def test_losses_in_pieces_with_the_fused_cross_entropy(
     "exchange",
     ["p2p", pytest.param("a2a", marks=pytest.mark.campaign), pytest.param("all_gather", marks=pytest.mark.campaign)],
 )
+@pytest.mark.campaign
 def test_its_attention_runs_over_context_ranks(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, exchange: str
 ) -> None:
@@ -184,7 +185,7 @@ def plain(te_device: WarmDevice, tmp_path_factory: pytest.TempPathFactory) -> An
 @pytest.mark.parametrize(
     "recipe, layout, shape",
     [
-        ("tensorwise", "", "debug"),
+        pytest.param("tensorwise", "", "debug", marks=pytest.mark.campaign),
         ("nvfp4", "", "debug"),
         *(pytest.param(recipe, "", "debug", marks=pytest.mark.campaign)
           for recipe in ("delayed", "blockwise", "mxfp8")),
@@ -322,6 +323,7 @@ def test_a_run_that_was_not_in_fp8_says_that_its_scales_start_fresh(te_device: W
     assert "fp8's scales start fresh" in te_device.train(Training(), tmp_path, Emulation(), (*flags, *fp8("delayed")))
 
 
+@pytest.mark.campaign
 def test_microbatches_that_run_again_have_the_scales_they_had(
     te_device: WarmDevice, plain: Any, tmp_path: Path
 ) -> None:
@@ -436,6 +438,7 @@ def test_fp8_without_it_is_refused(device: WarmDevice, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("cpu", marks=pytest.mark.campaign), "cuda"])
+@pytest.mark.campaign
 def test_half_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Without its extension, as .te is. A CPU needs none of it; on a GPU, one message, where mcore has a traceback."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".te"))

@@ -77,6 +77,7 @@ def test_packed_documents(
 
 
 @pytest.mark.parametrize("layout", ["dp2overlap", pytest.param("pp2", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
 def test_a_bad_batch_is_replayed(modules: WarmDevice, order: Order, tmp_path: Path, layout: str) -> None:
     """And leaves no trace: the checkpoint is bit for bit that of a run in which nothing went wrong, with the states of
     Python's, numpy's and torch's random generators."""

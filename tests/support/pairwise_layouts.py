@@ -7,6 +7,7 @@ itself, CP the rest. All other rows are a campaign's.
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterable
 
@@ -78,6 +79,11 @@ def axes(layout: str, switches: Iterable[str]) -> frozenset[str]:
     return frozenset([*names, *switches, *by_name])
 
 
+def ranks(layout: str) -> int:
+    """Of "tp2pp2vpp2": 4."""
+    return math.prod(int(size) for axis, size in re.findall(r"(v?pp|tp|cp|dp)(\d)", layout) if axis != "vpp")
+
+
 def side_by_side(on: Iterable[str]) -> set[frozenset[str]]:
     """Pairs of axes of a layout that may go wrong as a pair."""
     pairs = map(frozenset, itertools.combinations(on, 2))
@@ -101,5 +107,5 @@ def chosen(cases: list[Case]) -> list[Case]:
     return found
 
 
-SUITE = frozenset(chosen([case for case in ALL if "compile" not in case[2]]))
-"""Compiling takes half a minute; tests/gpu_path/test_compiled.py compiles in every run of the suite."""
+SUITE = frozenset(chosen([case for case in ALL if "compile" not in case[2] and ranks(case[1]) <= 4]))
+"""Compiling takes half a minute: tests/models/test_compiled.py. Eight ranks on two cores take as long as three rows."""

@@ -167,6 +167,7 @@ def measured(root: Path, name: str, measure: Callable[[Path], None]) -> dict[str
 
 @pytest.mark.parametrize("tp", some([1, 2], [2]))
 @pytest.mark.parametrize("family", EACH)
+@pytest.mark.campaign
 def test_our_model_has_transformers_logits(root: Path, family: str, tp: int) -> None:
     found = measured(root, f"tp{tp}", lambda output: run_ranks(tp, our_differences, root, output))
     assert found[family] < 1e-5

@@ -166,6 +166,7 @@ def test_a_model_of_our_own_ends_its_texts_as_its_documents(
         assert found["ids"] == list(open_tokenizer(checkpoint / name, EOS).encode("Some words."))
 
 
+@pytest.mark.campaign
 def test_llama_3s_ranks_have_their_control_tokens_in_transformers(tmp_path: Path, transformers: Any) -> None:
     """They are not in Meta's tokenizer.model."""
     carried = {"tokenizer.model": write_llama3(tmp_path) / "tokenizer.model"}

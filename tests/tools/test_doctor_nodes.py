@@ -25,6 +25,7 @@ def in_own_mounts(command: str) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", f'{command} && exec "$@"', "sh"]
 
 
+@pytest.mark.campaign
 def test_healthy_nodes_are_measured_and_fold_into_one_line_each(tmp_path: Path) -> None:
     outcome = examine(tmp_path, 2, "--device", "cpu")
     assert outcome.code == 0, outcome.text

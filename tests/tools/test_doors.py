@@ -119,6 +119,7 @@ def changed_line(printed: str) -> str:
     return line
 
 
+@pytest.mark.campaign
 def test_a_hugging_face_folder_trains_two_steps_and_leaves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -465,6 +465,7 @@ def test_a_message_names_the_script_and_shows_no_more_than_a_screen_can_take(
     assert (shown.out + shown.err).replace("\n", "").isprintable()
 
 
+@pytest.mark.campaign
 def test_the_recipe_runs_and_the_tool_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys; from tools.from_megatron.__main__ import main; code = main(sys.argv[1:]); "
     code += "assert not {'torch', 'megatron', 'numpy'} & set(sys.modules); raise SystemExit(code)"

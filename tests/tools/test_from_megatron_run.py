@@ -37,6 +37,7 @@ GPUS=1 sbatch --export=ALL job.sh
 """
 
 
+@pytest.mark.campaign
 def test_a_script_becomes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "my"
     folder.mkdir()

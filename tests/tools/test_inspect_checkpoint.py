@@ -51,6 +51,7 @@ def test_prefixes_are_those_of_the_writer() -> None:
     assert contents.kind_of(optimizer_state.MASTER + "x.y") == ("master", "x.y")
 
 
+@pytest.mark.campaign
 def test_it_needs_no_torch(run: Path) -> None:
     code = (
         "import sys; from tools.inspect_checkpoint.__main__ import main; "

@@ -53,6 +53,7 @@ def logits(run: Path, output: Path, layout: str | None, dtype: str | None = "fp3
     return torch.load(output)  # type: ignore[no-any-return]
 
 
+@pytest.mark.campaign
 def test_every_layout_computes_the_same_model(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     one = logits(run, tmp_path / "one", "dp2")
     assert one.std() > 0

@@ -286,6 +286,7 @@ def test_tables_are_thinned_and_the_newest_is_kept(tmp_path: Path) -> None:
     assert {later - earlier for earlier, later in pairwise(kept[:-1])} == {32}
 
 
+@pytest.mark.campaign
 def test_a_folder_full_of_everything_stays_below_a_megabyte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long texts, many metrics, experts, blocks, starts, prompts, tasks and spans."""
     write_run(tmp_path, "x" * 3000)

@@ -155,6 +155,7 @@ def test_a_signal_ends_it_for_good(
     assert [one.attempt.exit_code for one in attempts.read(tmp_path / "run")[0]] == [75]
 
 
+@pytest.mark.campaign
 def test_an_old_marker_is_not_the_first_attempts(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     """A finished run that is made longer, and whose first attempt dies before it takes the marker away."""
     (tmp_path / "run/done").write_text("")
@@ -163,6 +164,7 @@ def test_an_old_marker_is_not_the_first_attempts(start: Callable[..., subprocess
     assert (supervisor.returncode, (tmp_path / "run/started").read_text()) == (0, "xx"), said
 
 
+@pytest.mark.campaign
 def test_usr2_reaches_who_hears_it_and_the_run_goes_on(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_second_ctrl_c_does_not_wait(start: Callable[..., subprocess.Popen[str
     assert not lives(int((tmp_path / "run/pid").read_text()), None)
 
 
+@pytest.mark.campaign
 def test_what_comes_soon_after_says_nothing_new(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     (tmp_path / "run/stubborn").touch()
     supervisor = start("wait")

@@ -30,6 +30,7 @@ def shard(prefix: Path, seed: int) -> Path:
     return prefix
 
 
+@pytest.mark.campaign
 def test_a_blend_resumed_on_another_layout_gives_the_same_losses(tmp_path: Path) -> None:
     weights = (str(shard(tmp_path / "a", 1)), "0.7", str(shard(tmp_path / "b", 2)), "0.3")
     flags = (

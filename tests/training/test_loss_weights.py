@@ -105,6 +105,7 @@ def _by_masks(identity: Identity, with_losses: Sequence[RunConfig], without: Run
             assert parts[0] and furthest(*parts) < 1e-3
 
 
+@pytest.mark.campaign
 def test_losses_of_routers_do_not_grow_with_masked_tokens(tmp_path: Path) -> None:
     """What each adds to a router's gradient; two replicas."""
     zero = "--model.moe_aux_loss_coeff 0 --model.moe_z_loss_coeff 0".split()

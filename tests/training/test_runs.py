@@ -231,6 +231,7 @@ def test_recomputation_of_experts_latents_and_depths_changes_nothing(prepared: P
 # ---- batches and schedules
 
 
+@pytest.mark.campaign
 def test_a_batch_ramp_takes_effect_and_resumes(prepared: Prepared, tmp_path: Path) -> None:
     flags = (
         "--train.rampup_batch_size", "2", "2", "12", "--train.train_iters", "5", "--parallel.ddp_bucket_size", "20000",
@@ -365,6 +366,7 @@ def test_the_first_samples_do_not_depend_on_the_length_of_training(
     assert first == losses(lines(one))[0]
 
 
+@pytest.mark.campaign
 def test_waiting_for_data_is_measured_and_said(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

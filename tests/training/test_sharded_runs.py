@@ -22,6 +22,7 @@ def logged(prepared: Prepared, run_dir: Path, strategy: str, layout: str, world_
 
 # In stages, without dropout: tests/test_layouts.py
 @pytest.mark.parametrize("strategies, layout, world_size", some([ZERO3, IN_STAGES], [ZERO3]))
+@pytest.mark.campaign
 def test_dropout_recomputation_and_evaluations_are_those_of_zero_1(
     strategies: str, layout: str, world_size: int, prepared: Prepared, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def entry(run_dir: Path) -> dict:
     return streams
 
 
+@pytest.mark.campaign
 def test_documents_kept_apart_resume_bit_for_bit(tmp_path: Path) -> None:
     flags = (*flags_of(corpus(tmp_path / "a.jsonl")), "--data.reset_attention_mask", "--data.reset_position_ids")
     prepared = prepared_for(tmp_path / "whole", *flags)

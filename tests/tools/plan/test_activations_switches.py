@@ -26,6 +26,8 @@ from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.memory.planned import as_case, planned_modules
 
+pytestmark = pytest.mark.campaign
+
 AWAY = "activations on the host"
 DENSE = Candidate(tp=2, dp=4, microbatches=16)
 KEPT_BYTES = 2 * (2 + 2) * 4096 + 2 * (4096 + 2 * 1024 + 4096) + 4 * 32 + 3 * 2 * 14336

@@ -64,6 +64,7 @@ def test_two_ranks_become_a_cluster(two_ranks: Path, capsys: pytest.CaptureFixtu
     assert "gpt2 on 2 x CPU" in capsys.readouterr().out
 
 
+@pytest.mark.campaign
 def test_a_run_is_held_against_its_prediction(
     two_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

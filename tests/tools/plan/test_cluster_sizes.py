@@ -58,6 +58,7 @@ def test_gpus_come_in_whole_nodes() -> None:
 
 
 @pytest.mark.parametrize("count", [6, param(16)])
+@pytest.mark.campaign
 def test_the_leanest_layouts_tell_whether_any_fits(count: int) -> None:
     """Asked of them alone, thousands of numbers of GPUs are looked at in a second; here all layouts are asked."""
     chosen, answers = random.Random(3), []
@@ -75,6 +76,7 @@ def test_the_leanest_layouts_tell_whether_any_fits(count: int) -> None:
     assert count / 4 < sum(answers) < 3 * count / 4
 
 
+@pytest.mark.campaign
 def test_the_smallest_cluster_is_not_a_power_of_two(capsys: pytest.CaptureFixture[str]) -> None:
     asked = question("llama3_70b", "h100_ib", 64, 1024, 8192)
     assert fewest(asked) == 24
@@ -115,6 +117,7 @@ def test_more_samples_are_asked_for_only_where_they_must(capsys: pytest.CaptureF
     ]) == 0  # fmt: skip
 
 
+@pytest.mark.campaign
 def test_the_same_money_buys_whole_nodes_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
     asked = "--num_gpus 96 --global_batch_size 1152 --mbs 1 --vpp 1 --zero 1 --show clusters"
     found = rows(printed(capsys, *asked.split()))
@@ -139,6 +142,7 @@ def test_a_cluster_of_ones_own_is_sized_as_well(tmp_path: Path, capsys: pytest.C
     assert "one node costs more: gb300" in text or "one node costs more: b200_ib" in text
 
 
+@pytest.mark.campaign
 def test_money_that_buys_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     text = refused(
         capsys, "--cluster", "t4_ethernet", "--num_gpus", "64", "--global_batch_size", "1024", "--show", "clusters"

@@ -60,6 +60,7 @@ def test_the_page_has_the_rows_that_are_printed_in_their_order(
         assert len(labels) == 10 and all(label in row for label, row in zip(labels, rows[1:], strict=True))
 
 
+@pytest.mark.campaign
 def test_a_layout_that_was_asked_about_comes_last(tmp_path: Path) -> None:
     text = page(tmp_path / "plan.html", "--tp", "8", "explain", "PP=8,mbs=4,recompute=full")
     labels = [word for word, _, _ in said(drawing(text, "Step time")) if word.startswith("TP")]
@@ -67,6 +68,7 @@ def test_a_layout_that_was_asked_about_comes_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [("--tp", "8"), ("explain", "TP=8,PP=4")], ids=" ".join)
+@pytest.mark.campaign
 def test_more_or_fewer_gpus_keep_the_constraints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, str]
 ) -> None:

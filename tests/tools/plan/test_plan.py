@@ -65,6 +65,7 @@ def test_a_written_recipe_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "already there" in refused(capsys, *ASKED, "--write", str(path))
 
 
+@pytest.mark.campaign
 def test_a_recipe_keeps_what_is_not_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "again.toml"
     flags = ["--recipe", "slurm/recipes/llama3_8b.toml", "--num_gpus", "64", "--write", str(path)]
@@ -86,6 +87,7 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "strategy"), [("zero=3,copies=8", "optim_grads_params"), ("zero=2", "optim_grads")])
+@pytest.mark.campaign
 def test_shards_are_written_as_a_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: str, strategy: str
 ) -> None:

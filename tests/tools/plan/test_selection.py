@@ -65,6 +65,7 @@ def test_complexity_grows_with_the_sizes(
     assert complexity(like(plan, 1.0, **simple)) < complexity(like(plan, 1.0, **involved))
 
 
+@pytest.mark.campaign
 def test_every_way_of_asking_gets_the_same_layout(capsys: pytest.CaptureFixture[str]) -> None:
     asked = question("llama3_8b", gpus=32, batch=128, seq=8192, zero=1, mbs=1)
     own = best(asked)
@@ -82,6 +83,7 @@ def test_every_way_of_asking_gets_the_same_layout(capsys: pytest.CaptureFixture[
     assert "This is the layout that is offered first" in printed(capsys, "explain", f"tp={own.layout.tp}", *flags)
 
 
+@pytest.mark.campaign
 def test_one_row_for_layouts_that_differ_in_their_stages_alone(plan: PricedLayout) -> None:
     first = like(plan, 1.0, pp=4)
     alike = [like(first, 1 + CLOSE / 2, vpp=size) for size in (2, 4, 8)]
@@ -93,6 +95,7 @@ def test_one_row_for_layouts_that_differ_in_their_stages_alone(plan: PricedLayou
     assert len({(x.tp, x.pp, x.cp, x.ep, x.mbs) for x in (plan.layout for plan in plans[:5])}) < 5
 
 
+@pytest.mark.campaign
 def test_windows_reach_all_context_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "windowed.toml"
     flags = "--model mistral_7b --num_gpus 64 --global_batch_size 16 --seq_length 32768 --write".split()
@@ -135,6 +138,7 @@ def test_slower_layouts_are_looked_at_where_the_recipe_forbids_all_fast_ones(mon
     assert slower is not None and slower.step_s > fastest[0].step_s
 
 
+@pytest.mark.campaign
 def test_other_clusters_and_sizes_go_with_the_rest_of_the_recipe_too() -> None:
     asked = small(tp=2, pp=1, cp=1, mbs=1)
     plan = best(asked)
@@ -148,6 +152,7 @@ def test_other_clusters_and_sizes_go_with_the_rest_of_the_recipe_too() -> None:
     assert any("the recipe forbids every layout that fits on" in line for line in sizing.smallest(asked, never))
 
 
+@pytest.mark.campaign
 def test_switches_go_with_the_rest_of_the_recipe_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ramped.toml"
     path.write_text(

@@ -86,6 +86,7 @@ def test_bad_switches(capsys: pytest.CaptureFixture[str], flags: list[str], word
     assert all(word in text for word in words)
 
 
+@pytest.mark.campaign
 def test_why_says_what_each_switch_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "TP=4,PP=2,mbs=1,recompute=none,precision=bf16", *ASKED]) == 0
     text = capsys.readouterr().out.partition("the same with one switch the other way:\n")[2]
@@ -163,6 +164,7 @@ def test_a_switch_in_words_or_numbers(text: str) -> None:
     assert constraint(f"TP=2,{text}") == {"tp": 2, "overlap": 0}
 
 
+@pytest.mark.campaign
 def test_gradients_are_split_where_nothing_else_lets_a_layout_fit() -> None:
     asked = question("llama3_8b", "a100_40_ib")
     plans = [plan for plan in price(asked, candidates(asked), keep=300) if plan.fits]

@@ -165,6 +165,7 @@ def test_capped_scores_are_counted_once_with_dropout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["qwen3_8b", pytest.param("llama32_1b", marks=CAMPAIGN)])
+@pytest.mark.campaign
 def test_clipped_queries_are_kept_as_they_were(tmp_path: Path, model: str) -> None:
     """With norms of queries and without; 3 to 4 % of all."""
     asked = question(model, BIG, 2048)
@@ -177,6 +178,7 @@ def test_clipped_queries_are_kept_as_they_were(tmp_path: Path, model: str) -> No
     "piece, precision",
     [(1024, "bf16"), *(pytest.param(*case, marks=CAMPAIGN) for case in [(1024, "fp32"), (256, "bf16"), (256, "fp32")])],
 )
+@pytest.mark.campaign
 def test_so_are_losses_in_pieces(tmp_path: Path, piece: int, precision: str) -> None:
     """The last stage of 16 has a vocabulary of 128,256 and two blocks."""
     layout = Candidate(pp=16, microbatches=16, recompute="full", precision=precision)
@@ -247,6 +249,7 @@ DEEP = Candidate(pp=16, ep=64, dp=64, microbatches=16, split="ends", first_layer
     ],
     ids=["scores", "depths", "depths-fp32", "uneven-chunks-over-context-ranks"],
 )
+@pytest.mark.campaign
 def test_formulas_know_the_moments_of_the_largest_models(
     tmp_path: Path, stage: int, seq: int, more: dict[str, Any]
 ) -> None:
@@ -293,6 +296,7 @@ def test_formulas_know_what_context_ranks_keep(
 
 
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=CAMPAIGN), 3])
+@pytest.mark.campaign
 def test_formulas_know_of_the_layers_that_embedding_and_loss_take_the_place_of(tmp_path: Path, stage: int) -> None:
     """Interleaved, the ends have one small chunk among larger ones."""
     layout = Candidate(pp=4, vpp=2, dp=2, microbatches=8, split="embedding_and_loss")

@@ -59,6 +59,7 @@ def test_it_loads_to_what_was_planned(seed: int, tmp_path: Path) -> None:
     assert load(path).data.paths == ("shards/web*",)
 
 
+@pytest.mark.campaign
 def test_what_megatrons_ddp_alone_does_is_left_out_where_shards_do_without() -> None:
     """And NCCL's own buffers where they would hang or were not captured: the layout stays on offer."""
     base = load(ROOT / "slurm/recipes/deepseek_v3.toml")

@@ -118,6 +118,7 @@ def test_preprocessing_reads_the_commit_that_it_began_with(run, tmp_path):
 PLAIN = ("--log.tensorboard", "False", "--log.report", "False", "--train.eval_interval", "None")
 
 
+@pytest.mark.campaign
 def test_training_goes_on_in_the_commit_that_it_began_with(run, tmp_path):
     def train(name, iters):
         return run(

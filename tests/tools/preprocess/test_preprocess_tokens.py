@@ -290,6 +290,7 @@ def words_engines(models):
 @given(
     st.lists(st.text(st.sampled_from("ab ,.\t\n\u2581\u00a0\u3000eé你ﬁ\u0301İ👋def=") | st.characters(codec="utf-8")))
 )
+@pytest.mark.campaign
 def test_words_have_the_ids_that_whole_texts_have(words_engines, texts):
     for engine, reference in words_engines:
         assert isinstance(engine, WordsEngine)

@@ -75,6 +75,7 @@ def trained(run_dir: Path) -> list[int]:
 # ---- refused
 
 
+@pytest.mark.campaign
 def test_the_refusal_names_the_command_that_works(megatron: Path, tmp_path: Path) -> None:
     """The command is taken from the message and run; what it makes is trained on; then to Megatron again."""
     code, _, said = ended(run(tmp_path / "run", megatron / "dist", "--model.seq_length", "32"))

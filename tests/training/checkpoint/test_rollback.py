@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign import param
 from data.prepared import Prepared
 from runs import configuration, train
 from training.checkpoint import folders
@@ -30,7 +31,7 @@ def names(run_dir: Path) -> list[int | None]:
     return [folders.iteration_of(path) for path in folders.complete(run_dir / "checkpoints")]
 
 
-@pytest.mark.parametrize("how", ["latest", "load"])
+@pytest.mark.parametrize("how", ["latest", param("load")])
 def test_going_back_keeps_what_was_ahead_until_it_is_passed(how: str, prepared: Prepared, tmp_path: Path) -> None:
     root = tmp_path / "run/checkpoints"
     until(tmp_path / "run", 3, prepared)

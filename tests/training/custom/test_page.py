@@ -83,6 +83,7 @@ def test_they_compute_the_same_in_a_layout(alone: list[dict[str, Any]], folder: 
     source.files.close()
 
 
+@pytest.mark.campaign
 def test_a_loss_is_the_same_with_context_ranks_and_further_predictions(folder: Path, prepared: Prepared) -> None:
     """Latent attention, experts and a depth of multi-token prediction, whose own loss stays the cross entropy."""
     flags = "--model.shape deepseek_v3_tiny --train.loss page:z_loss --train.train_iters 1".split()

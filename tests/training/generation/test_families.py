@@ -53,7 +53,7 @@ def test_families_on_one_rank(folder: Path) -> None:
     check(folder, "tp1", [*(name for name in ALL if name in SUITE), CROWDED], 1)
 
 
-@pytest.mark.parametrize("layout", some(QUICK, ("pp2vpp2", "dp2ep2")))
+@pytest.mark.parametrize("layout", some(QUICK, ("pp2vpp2",)))
 def test_layouts(folder: Path, layout: str) -> None:
     check(folder, layout, QUICK[layout], 2)
 

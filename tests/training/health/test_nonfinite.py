@@ -134,6 +134,7 @@ def test_a_passing_fault_leaves_no_trace(
 
 
 @pytest.mark.parametrize("world_size", some((2, 4), (2,)))
+@pytest.mark.campaign
 def test_experts_that_are_not_cut_are_named_where_weights_are_in_shards(
     world_size: int, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -215,6 +216,7 @@ def test_an_update_can_be_passed_over(
 FP16 = ("--precision.dtype", "fp16", "--precision.hysteresis", "1", "--precision.initial_loss_scale")
 
 
+@pytest.mark.campaign
 def test_with_fp16_too_a_passing_fault_leaves_no_trace(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

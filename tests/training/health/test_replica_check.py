@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from campaign import some
+from campaign import param, some
 from data.prepared import Prepared
 from tests.training.health.injected import Rank, inject, run
 from training.checkpoint import folders
@@ -62,7 +62,7 @@ def stopped(run_dir: Path, saved: int) -> None:
         (3, (*OFTEN, *WHOLE, *SMALL), "layers.1.mlp.linear_fc1.weight", " of rank 1 ("),
         (2, (*OFTEN, *TENSOR, *SMALL), "layers.2.self_attention.linear_qkv.layer_norm_weight",
          " differs between ranks 0, 1 ("),
-        (4, (*EXPERTS, *WHOLE), "layers.1.mlp.experts.linear_fc1.weight[2]", " differs between ranks 1, 3 ("),
+        param((4, (*EXPERTS, *WHOLE), "layers.1.mlp.experts.linear_fc1.weight[2]", " differs between ranks 1, 3 (")),
     ],
 )  # fmt: skip
 def test_a_bit_that_flips_is_found(

@@ -22,6 +22,8 @@ from training.metrics.registry import find
 from training.metrics.trackers import allowed
 from training.metrics.values import NO_CURVES, curves
 
+pytestmark = pytest.mark.campaign
+
 CANARY = "canary0123456789abcdef0123456789abcdef01"
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN")
 FLAGS = """

@@ -96,6 +96,7 @@ def profiled(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Ru
     return Run(folder / "run", metrics, (folder / "console").read_text())
 
 
+@pytest.mark.campaign
 def test_training_is_as_without(profiled: Run, prepared: Prepared, tmp_path: Path) -> None:
     plain = train(prepared, configuration(tmp_path / "plain", *SIX, *TP2PP2, "--train.exit_interval", "4"), 4)
     assert losses(profiled.metrics)[:4] == losses(plain)

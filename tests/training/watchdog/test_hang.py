@@ -76,6 +76,7 @@ def test_a_stopped_rank_is_named_and_all_end(start: Callable[..., Program], prep
     assert stacks.count("training/loop.py") == 2  # wherever in an iteration they were
 
 
+@pytest.mark.campaign
 def test_a_killed_rank_is_named_once_under_a_launcher_per_rank(
     start: Callable[..., Program], prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ class AskedWhileEvaluating(Heartbeat):
             self.request.hear(signal.SIGUSR2)
 
 
+@pytest.mark.campaign
 def test_an_evaluation_is_broken_off_where_one_rank_was_asked_to_stop(prepared: Prepared, tmp_path: Path) -> None:
     flags = ("--train.eval_interval", "2", "--train.eval_iters", "100000", "--train.train_iters", "5")
     config = runs.configuration(tmp_path, *flags)
