@@ -18,8 +18,8 @@ from parallel.launch import count_gpus
 LONGEST = (
     "test_layouts.py", "gpu_path/test_transformer_engine.py", "gpu_path/test_training.py", "training/test_runs.py",
     "test_from_megatron_script.py", "plan/test_trace.py", "test_prove_gpu.py", "test_supervise.py",
-    "test_checkpoint_layouts.py", "test_requeue.py", "test_run_lock.py", "tools/test_report.py", "tools/test_generate.py",
-    "test_preprocess_work.py", "test_doctor_nodes.py",
+    "test_checkpoint_layouts.py", "test_requeue.py", "test_run_lock.py", "tools/test_report.py",
+    "tools/test_generate.py", "test_preprocess_work.py", "test_doctor_nodes.py",
 )  # fmt: skip
 """Files of 15 seconds and more: dealt first, so that all processes end at about the same time."""
 

@@ -38,7 +38,11 @@ class StateForm:
     def tensors(self, main: Tensor) -> dict[str, Tensor]:
         """``param`` and moments of a parameter of the inner optimizer's, flat: what is kept, or copies of it in fp32
         where ``copied`` has the name."""
-        return _flat({"param": main, **self.part.optimizer.state[main]})
+        return _flat(self.part.optimizer.state[main]) | {"param": self.weight(main)}
+
+    def weight(self, main: Tensor) -> Tensor:
+        """``param`` of ``tensors``."""
+        return main.detach().view(-1)
 
     def copied(self, main: Tensor) -> frozenset[str]:
         """Names of what is not kept as fp32."""
@@ -92,11 +96,15 @@ class InFewerBits(StateForm):
 
     def tensors(self, main: Tensor) -> dict[str, Tensor]:
         found = {name: self.adam.get_unscaled_state(main, name) for name in MOMENTS}
+        return _flat(found) | {"param": self.weight(main)}
+
+    def weight(self, main: Tensor) -> Tensor:
         if main.dtype == torch.float32:  # FusedAdam updates it, and not the copy that it has made of it
-            return _flat({"param": main, **found})
+            return super().weight(main)
         if self._as_remainders(main):
-            return _flat({"param": joined(main, self.adam.state[main]["master_param"]), **found})
-        return _flat({"param": self.adam.get_unscaled_state(main, "master_param"), **found})
+            return joined(main, self.adam.state[main]["master_param"]).view(-1)
+        unscaled: Tensor = self.adam.get_unscaled_state(main, "master_param")
+        return unscaled.view(-1)
 
     def copied(self, main: Tensor) -> frozenset[str]:
         dtypes = self.adam.name_to_dtype_map
@@ -161,7 +169,11 @@ class OnTheHost(StateForm):
         self.hybrid._sync_sub_optimizers_state_to_hdo()
 
     def tensors(self, main: Tensor) -> dict[str, Tensor]:
-        return _flat({**self.hybrid.state[main], "param": self.hybrid.param_to_inner_param[main]})
+        return _flat(self.hybrid.state[main]) | {"param": self.weight(main)}
+
+    def weight(self, main: Tensor) -> Tensor:
+        inner: Tensor = self.hybrid.param_to_inner_param[main]
+        return inner.detach().view(-1)
 
     def weights_out(self) -> None:
         for main, inner in self.hybrid.param_to_inner_param.items():

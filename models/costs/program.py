@@ -32,6 +32,10 @@ class Software:
     """Of both moments on the GPU."""
     muon: bool = False
     """Matrices have one moment, 4 bytes, where AdamW keeps two (optimizer.optimizer = "muon")."""
+    average_bytes: float = 0.0
+    """Of averages of a weight on the GPU (train.ema_decay)."""
+    host_average_bytes: float = 0.0
+    """The same in the host's memory."""
     host_state: float = 0.0
     """Share of the optimizer's state that lies in the host's memory, and is updated there. With ZeRO-2 and
     -3: 1 where all shards lie there, else 0."""

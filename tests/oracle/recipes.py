@@ -59,7 +59,8 @@ def drawn(seed: int) -> Case:
     )
     config, world_size = with_layout(config, f"{layout}mbs{train['micro_batch_size']}")
     if draw.random() < 0.25:  # drawn last: what was drawn before stays
-        apart = {"decoupled_lr": draw.choice((2e-4, 1e-2)), "decoupled_min_lr": draw.choice((None, 2e-5))}
+        apart: dict[str, Any] = {"decoupled_lr": draw.choice((2e-4, 1e-2))}
+        apart["decoupled_min_lr"] = draw.choice((None, 2e-5))
         if apart["decoupled_min_lr"] is not None or config.optimizer.min_lr <= apart["decoupled_lr"]:
             config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **apart))
     of_data = [name for name, on in data.items() if on]

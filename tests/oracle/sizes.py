@@ -45,7 +45,8 @@ def scheduled(config: RunConfig, steps: int) -> list[Rates]:
     ramp = optimizer.start_weight_decay, optimizer.end_weight_decay
     apart = {"max_lr": optimizer.decoupled_lr, "min_lr": optimizer.decoupled_min_lr}
     words = {name: rate for name, rate in apart.items() if rate is not None}  # as megatron-core overrides a group's
-    parameters = torch.optim.AdamW([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], **words}], lr=0.0)
+    groups: list[dict[str, Any]] = [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], **words}]
+    parameters = torch.optim.AdamW(groups, lr=0.0)
     fields: dict[str, Any] = {
         "init_lr": 0.0,
         "max_lr": optimizer.lr,

@@ -26,6 +26,7 @@ from tools.convert.importing import import_folder
 from tools.convert.verify import verify
 from tools.shared.held_checkpoint import deleted_is_said, find
 from tools.shared.hf_folder.source import HfFolder
+from training.checkpoint.chosen_weights import ChosenWeights
 from training.checkpoint.format.manifest import DamagedError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -93,6 +94,8 @@ class Export:
     """Size of the safetensors files."""
     like: Path | None = None
     """Hugging Face folder to copy the tokenizer's files from, if the checkpoint carries none."""
+    weights: ChosenWeights = "trained"
+    """ema, average_last: an average of the weights, which train.ema_decay and train.average_last keep."""
     verify: bool = False
     """Read the new files back and compare with the checkpoint, byte by byte; what differs is removed."""
     logits: bool = False
@@ -101,6 +104,10 @@ class Export:
 
     def run(self) -> None:
         """Raises UserError."""
+        if self.logits and self.weights != "trained":
+            raise UserError(
+                f"--logits compares the trained weights, found --weights {self.weights}. --verify takes both."
+            )
         checkpoint = find(self.checkpoint, "CHECKPOINT ")
         with deleted_is_said(checkpoint):
             notes = export_folder(
@@ -110,6 +117,7 @@ class Export:
                 workers=at_least_one(self.workers),
                 max_shard_bytes=size_in_bytes(self.max_shard_size),
                 like=self.like,
+                chosen=self.weights,
                 accept=partial(self._accept, checkpoint),
             )
         if checkpoint != self.checkpoint:
@@ -117,7 +125,7 @@ class Export:
         _show(notes, self.hf_folder)
 
     def _accept(self, checkpoint: Path, folder: Path) -> list[str]:
-        found = [verify(folder, checkpoint, "hf_folder")] if self.verify else []
+        found = [verify(folder, checkpoint, "hf_folder", self.weights)] if self.verify else []
         if self.logits:
             found.append(logits.compare(folder, checkpoint, self.dtype or exporting.default_dtype(checkpoint)))
         return [line.replace(str(folder), str(self.hf_folder)) for line in found]

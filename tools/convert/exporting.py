@@ -31,6 +31,7 @@ from tools.shared.dtypes import TORCH_DTYPES, cast, from_numbers
 from tools.shared.hf_folder.headers import INDEX, SINGLE, encode_header
 from tools.shared.hf_folder.row_blocks import BLOCK_BYTES
 from tools.shared.written import check_new
+from training.checkpoint.chosen_weights import ChosenWeights, prefix_of
 from training.checkpoint.format import tables
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES
@@ -66,14 +67,17 @@ class ExportedTensor:
 
 
 class Weights:
-    """A checkpoint's weights by row, wherever they are in it; none that is damaged. Close, or use as a context."""
+    """A checkpoint's weights by row, wherever they are in it; none that is damaged. Close, or use as a context.
 
-    def __init__(self, folder: Path) -> None:
-        self.reader = CheckedReader(folder)
+    prefix: of those that are trained (training/checkpoint/chosen_weights.py).
+    """
+
+    def __init__(self, folder: Path, prefix: str = MASTER) -> None:
+        self.reader, self.prefix = CheckedReader(folder), prefix
 
     def stored(self, entry: Entry) -> str:
         """The key under which a parameter lies. Raises UserError where it does not, or has another shape."""
-        for key in (entry.key, MASTER + entry.key):
+        for key in (entry.key, self.prefix + entry.key):
             if key in self.reader.tensors:
                 if (found := self.reader.tensors[key].shape) != entry.shape:
                     raise UserError(
@@ -118,6 +122,8 @@ class ExportPlan:
     source: Path
     folder: Path
     """The unfinished folder."""
+    prefix: str
+    """As of ``Weights``."""
     model_type: str
     shape: GPTShape
     dtype: str
@@ -126,7 +132,7 @@ class ExportPlan:
     @cached_property
     def shards(self) -> list[list[ExportedTensor]]:
         """Tensors by the file that they go into; the same whatever the number of workers."""
-        with Weights(self.source) as weights:
+        with Weights(self.source, self.prefix) as weights:
             found: list[list[ExportedTensor]] = [[]]
             size = 0
             of_weights = list(targets(self.model_type, self.shape, weights, self.dtype))
@@ -149,7 +155,7 @@ class ExportPlan:
 
     def run_worker(self, worker: int, workers: int, report: resumable.Report) -> None:
         """Every ``workers``-th shard from number ``worker`` on, but for those that are done."""
-        with Weights(self.source) as weights:
+        with Weights(self.source, self.prefix) as weights:
             for number, shard in list(enumerate(self.shards))[worker::workers]:
                 if not self.is_done(number):
                     write_shard(self.folder / self.name(number), shard, weights, report)
@@ -163,6 +169,7 @@ def export_folder(
     workers: int,
     max_shard_bytes: int,
     like: Path | None,
+    chosen: ChosenWeights = "trained",
     accept: resumable.Accept | None = None,
 ) -> list[str]:
     """Write ``target``, which transformers loads: notes for the user.
@@ -175,6 +182,7 @@ def export_folder(
     check_new(target)
     check_is_checkpoint(source)
     check_files(source)
+    prefix = prefix_of(chosen, source)
     config = read_config(source)
     shape = resolve(config.model, vocabulary(config, source))
     model_type, theirs = write_config(shape)
@@ -195,13 +203,15 @@ def export_folder(
         "manifest": read_text(source / MANIFEST, JSON_BYTES),
         "version": 2,
     }
+    fingerprint |= {} if chosen == "trained" else {"weights": chosen}
     fingerprint |= {"dtype": dtype, "max_shard_bytes": max_shard_bytes, "carried": sorted(map(str, carried.values()))}
-    with Weights(source) as weights:
+    with Weights(source, prefix) as weights:
         check(weights, model_type, shape)
     with resumable.unfinished(target, fingerprint) as folder:
         job = ExportPlan(
             source=source,
             folder=folder,
+            prefix=prefix,
             model_type=model_type,
             shape=shape,
             dtype=dtype,

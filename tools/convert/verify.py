@@ -13,11 +13,12 @@ from tools.convert.exporting import ExportedTensor, Weights, target_words, targe
 from tools.shared.checked_checkpoint import read_config
 from tools.shared.hf_folder.source import HfFolder, names_in
 from tools.shared.resumable import Rejected
+from training.checkpoint.chosen_weights import ChosenWeights, prefix_of
 
 Side = Literal["checkpoint", "hf_folder"]
 
 
-def verify(hf_folder: Path, checkpoint: Path, written: Side) -> str:
+def verify(hf_folder: Path, checkpoint: Path, written: Side, chosen: ChosenWeights = "trained") -> str:
     """That every tensor of either side is on the other, with the same bytes: a sentence on what was compared.
 
     Numbers are compared in the dtype of the side that was written, that is, after rounding; fp8 matrices after their
@@ -25,7 +26,7 @@ def verify(hf_folder: Path, checkpoint: Path, written: Side) -> str:
     """
     config = read_config(checkpoint)
     shape = resolve(config.model, vocabulary(config, checkpoint))
-    with HfFolder(hf_folder) as source, Weights(checkpoint) as weights:
+    with HfFolder(hf_folder) as source, Weights(checkpoint, prefix_of(chosen, checkpoint)) as weights:
         model_type, _ = read_shape(source.config)
         names = names_in(source, model_type)
         equals = copies(model_type, shape)

@@ -4,18 +4,18 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from models.names import canonical
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import TensorInfo
 
-Kind = Literal["weight", "master", "exp_avg", "exp_avg_sq", "rng", "other"]
-KINDS: tuple[Kind, ...] = ("weight", "master", "exp_avg", "exp_avg_sq", "rng", "other")
+Kind = Literal["weight", "master", "exp_avg", "exp_avg_sq", "momentum_buffer", "ema", "average_last", "rng", "other"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 OPTIMIZER, RNG, FP8 = "optimizer.state.", "rng.", "fp8."
-_STATES: Mapping[str, Kind] = {"param": "master", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+_STATES: Mapping[str, Kind] = {"param": "master", **{kind: kind for kind in KINDS[2:-2]}}
 _BLOCK = re.compile(r"((?:layers|mtp)\.(\d+))\.(.+)")
 _FIRST, _LAST = ("word_embeddings", "position_embeddings"), ("final_layernorm", "output_layer")
 

@@ -1,6 +1,6 @@
 """A checkpoint to read, of Triplane or Megatron: its tensors under Triplane's keys."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from training.config.run_config import RunConfig
 STATE = "optimizer.state."
 MASTER = STATE + "param."
 STATES = ("param", "exp_avg", "exp_avg_sq")
+AVERAGES = ("ema", "average_last")
+"""Of weights, which other programs' formats have no place for."""
 UNCHANGED = ("rng.", "fp8.")
 
 
@@ -52,11 +54,10 @@ class CheckpointSource:
         plain = {key: origin for key, origin in self.origins.items() if not key.startswith((STATE, *UNCHANGED))}
         return masters | plain
 
-    def states(self, key: str) -> dict[str, SourceRows]:
+    def states(self, key: str, of: Sequence[str] = STATES) -> dict[str, SourceRows]:
         """The optimizer's tensors of a weight by their keys; empty where there are none."""
-        return {
-            name: self.origins[name] for name in (f"{STATE}{part}.{key}" for part in STATES) if name in self.origins
-        }
+        names = (f"{STATE}{part}.{key}" for part in of)
+        return {name: self.origins[name] for name in names if name in self.origins}
 
 
 def real_vocab_size(config: RunConfig, folder: Path) -> int:

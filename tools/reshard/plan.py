@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from models.resolve import resolve
 from program.errors import UserError
-from tools.reshard.checkpoint_source import STATE, STATES, UNCHANGED, CheckpointSource
+from tools.reshard.checkpoint_source import AVERAGES, STATE, STATES, UNCHANGED, CheckpointSource
 from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import SourceRows, TargetTensor
@@ -44,7 +44,7 @@ def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
     rows = padded_rows(source, config, options)
     groups: list[tuple[TargetTensor, ...]] = []
     for key, origin in weights.items():
-        states = {} if options.drop_optimizer else source.states(key)
+        states = {} if options.drop_optimizer else source.states(key, (*STATES, *AVERAGES))
         if states:
             groups.append(tuple(_target(name, state, state.dtype, rows) for name, state in states.items()))
         else:
@@ -100,7 +100,8 @@ OF_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 def is_of_vocabulary(key: str) -> bool:
     """Whether a tensor has a row per token id."""
-    return key in OF_VOCABULARY or any(key == f"{STATE}{part}.{name}" for part in STATES for name in OF_VOCABULARY)
+    states = (f"{STATE}{part}.{name}" for part in (*STATES, *AVERAGES) for name in OF_VOCABULARY)
+    return key in OF_VOCABULARY or key in states
 
 
 def repadded(source: CheckpointSource, options: ReshardOptions) -> RunConfig:

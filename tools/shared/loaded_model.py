@@ -198,7 +198,7 @@ def build(opened: OpenedCheckpoint, ranks: "Ranks", stdout: int | None = None) -
             chunk.requires_grad_(False)  # for which Megatron's DDP then makes no memory
         chunks = ddp.wrap(model, config.parallel, config.precision, ranks, fill=lambda _: None)
         with opened.held.reading() as files:
-            restore_weights(files, chunks, ranks)
+            restore_weights(files, chunks, ranks, prefix=opened.prefix)
     for wrapped in chunks:
         wrapped.eval()
     return LoadedModel(

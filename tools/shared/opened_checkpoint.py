@@ -24,6 +24,7 @@ from program.schema import JSON
 from tools.parity.layouts import with_layout
 from tools.shared.checked_checkpoint import read_config
 from tools.shared.held_checkpoint import HeldCheckpoint, deleted_is_said
+from training.checkpoint.chosen_weights import ChosenWeights, prefix_of
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.imported import IMPORTED, STAND_INS
 from training.checkpoint.state import read_state
@@ -49,6 +50,9 @@ class ModelFlags:
     dtype: Literal["fp32", "fp16", "bf16"] | None = None
     """Number format of weights and activations. None: precision.dtype of the run; never fp8 or fp4."""
 
+    weights: ChosenWeights = "trained"
+    """ema, average_last: an average of the weights, which train.ema_decay and train.average_last keep."""
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class OpenedCheckpoint:
@@ -66,6 +70,8 @@ class OpenedCheckpoint:
     """What else its state.json notes."""
     world_size: int
     """Ranks that ``config.parallel`` needs."""
+    prefix: str
+    """What keys of the trained weights begin with that are taken (training/checkpoint/chosen_weights.py)."""
 
     @property
     def folder(self) -> Path:
@@ -84,6 +90,7 @@ def open_checkpoint(flags: ModelFlags, world_size: int | None = None) -> OpenedC
         config = read_config(held.folder)
         try:
             entries = read_state(held.folder).entries
+            prefix = prefix_of(flags.weights, held.folder)
         except DamagedError as error:
             raise UserError(f"checkpoint {held.folder} is damaged: {error}") from None
         tokenizer, problem = _tokenizer(config, held.folder, entries)
@@ -101,6 +108,7 @@ def open_checkpoint(flags: ModelFlags, world_size: int | None = None) -> OpenedC
         tokenizer_problem=problem,
         entries=entries,
         world_size=world_size,
+        prefix=prefix,
     )
 
 

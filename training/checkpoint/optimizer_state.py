@@ -26,6 +26,8 @@ from training.optimizer_forms import MOMENTS, StateForm, form_of
 
 PREFIX = "optimizer.state."
 MASTER = PREFIX + "param."
+AVERAGED = "averaged"
+"""Among the optimizer's numbers: of how many updates' weights each average is."""
 
 
 class Slice(NamedTuple):
@@ -109,7 +111,9 @@ def names_and_shapes(chunks: Chunks, optimizer: MegatronOptimizer | None) -> dic
     """
     found: dict[str, tuple[int, ...]] = {}
     for _, one in enumerated(chunks):
-        states = ("param", *_names(optimizer, one.tensor)) if optimizer and one.tensor.requires_grad else ()
+        states: Sequence[str] = ()
+        if optimizer and one.tensor.requires_grad:
+            states = ("param", *_names(optimizer, one.tensor), *averages(optimizer))
         prefixes = ["", *(f"{PREFIX}{name}." for name in states)]
         found |= {prefix + at.key: at.global_shape for at in one.regions for prefix in prefixes}
     return found
@@ -120,6 +124,11 @@ def _names(optimizer: MegatronOptimizer, param: Tensor) -> Sequence[str]:
     part = getattr(optimizer, "chained_optimizers", [optimizer])[0]
     names: Sequence[str] = part.state_names(param) if hasattr(part, "state_names") else MOMENTS
     return names
+
+
+def averages(optimizer: MegatronOptimizer) -> Sequence[str]:
+    """Names of averages of the weights (training/averages.py), which lie beside each parameter's state."""
+    return tuple(optimizer.averages.names) if hasattr(optimizer, "averages") else ()
 
 
 def has_known_state(optimizer: MegatronOptimizer) -> bool:
@@ -138,6 +147,10 @@ def held_slices(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, Slice]]:
     """(model parameter, what this rank holds of its state), for each of which it holds any."""
     for part in parts(optimizer):
         yield from _sharded(part) if isinstance(part, DistributedOptimizer) else _whole(part)
+
+
+def _tensors(part: Any, form: StateForm, main: Tensor, param: Tensor) -> dict[str, Tensor]:
+    return _named(form.tensors(main), _names(part, param)) | getattr(part, "averages", {}).get(main, {})
 
 
 def main_params(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, MainParam]]:
@@ -162,8 +175,12 @@ def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
     form, is_main = form_of(part), part.distributed_optimizer_instance_id == 0
     for param, held in _ranges(part):
         main = _inner(part, param)
-        tensors = _named(form.tensors(main), _names(part, param))
-        yield param, Slice(held.start, tensors, is_shared=False, is_main=is_main, main=main, form=form)
+        yield (
+            param,
+            Slice(
+                held.start, _tensors(part, form, main, param), is_shared=False, is_main=is_main, main=main, form=form
+            ),
+        )
 
 
 def _inner(part: DistributedOptimizer, param: Tensor) -> Tensor:
@@ -187,8 +204,7 @@ def _whole(part: Any) -> Iterator[tuple[Tensor, Slice]]:
     for group in part.optimizer.param_groups:
         for main in group["params"]:
             param = copies.get(main, main)
-            tensors = _named(form.tensors(main), _names(part, param))
-            yield param, Slice(0, tensors, is_shared=True, is_main=True, main=main, form=form)
+            yield param, Slice(0, _tensors(part, form, main, param), is_shared=True, is_main=True, main=main, form=form)
 
 
 def _copies(part: Any) -> dict[Tensor, Tensor]:
@@ -213,7 +229,8 @@ def numbers(optimizer: MegatronOptimizer, ranks: Ranks) -> dict[str, JSON]:
     step = torch.tensor([max(map(int, counts), default=0)], device=ranks.device)
     dist.all_reduce(step, op=dist.ReduceOp.MAX)
     readable = [_readable(group) for group in groups]
-    return {"step": int(step), "param_groups": readable, "grad_scaler": _grad_scaler(optimizer)}
+    found: dict[str, JSON] = {"step": int(step), "param_groups": readable, "grad_scaler": _grad_scaler(optimizer)}
+    return found | ({AVERAGED: dict(optimizer.averages.counts)} if averages(optimizer) else {})
 
 
 def _readable(group: Mapping[str, Any]) -> dict[str, JSON]:
@@ -234,6 +251,8 @@ def _grad_scaler(optimizer: MegatronOptimizer) -> JSON:
 
 def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
     """Inverse of ``numbers``, but learning rate, weight decay and betas stay the configuration's."""
+    for name in averages(optimizer):
+        optimizer.averages.counts[name] = int((saved.get(AVERAGED) or {}).get(name, 0))
     for counter in _counters(optimizer):
         for group in counter.param_groups:
             group["step"] = saved["step"]

@@ -24,7 +24,8 @@ from training.checkpoint.state import State, read_state, step_of
 
 STATE_PREFIX = "optimizer.state."
 WEIGHTS, SECOND_MOMENT = f"{STATE_PREFIX}param.", f"{STATE_PREFIX}exp_avg_sq."
-KNOWN = (WEIGHTS, f"{STATE_PREFIX}exp_avg.", SECOND_MOMENT, f"{STATE_PREFIX}momentum_buffer.")
+AVERAGES = (f"{STATE_PREFIX}ema.", f"{STATE_PREFIX}average_last.")
+KNOWN = (WEIGHTS, f"{STATE_PREFIX}exp_avg.", SECOND_MOMENT, f"{STATE_PREFIX}momentum_buffer.", *AVERAGES)
 """What keys of AdamW's states begin with; what a user's own optimizer keeps means what it likes."""
 ROUNDED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """dtypes that torch finds extremes of."""
@@ -80,7 +81,7 @@ def check_values(boxes: Sequence[Box], files: CheckpointIndex, step: int | None 
     """
     for box in boxes:
         of_state = box.key.startswith(STATE_PREFIX)
-        if of_state and not box.key.startswith(KNOWN if known else WEIGHTS):
+        if of_state and not box.key.startswith(KNOWN if known else (WEIGHTS, *AVERAGES)):
             continue
         is_square = box.key.startswith(SECOND_MOMENT)
         least, most = _extremes(box.data)

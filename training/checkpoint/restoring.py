@@ -1,7 +1,7 @@
 """Continue from a checkpoint, in any layout."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -120,11 +120,14 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
         weights = model_boxes(chunks, ranks)
         slices = optimizer_state.slices_on_the_host(optimizer) if source.optimizer else {}
         needed = optimizer_state.names_and_shapes(chunks, optimizer if source.optimizer else None)
+        absent = _absent_averages(source, reader.shapes, optimizer)
+        needed = {key: shape for key, shape in needed.items() if not key.startswith(absent)}
         fit.check(source.path, reader.shapes, needed, ranks)
         with sound(ranks):
             if source.optimizer:
                 boxes = [box for box in weights if not box.has_master]
-                boxes += optimizer_state.boxes_of_slices(chunks, slices, ranks)
+                kept = optimizer_state.boxes_of_slices(chunks, slices, ranks)
+                boxes += [box for box in kept if not box.key.startswith(absent)]
                 reader.read(boxes)
                 check_values(boxes, reader.files, _step(source), optimizer_state.has_known_state(optimizer))
             else:
@@ -138,7 +141,15 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
             optimizer_state.weights_from_optimizer(chunks, optimizer)
         else:
             optimizer_state.optimizer_from_weights(optimizer)
+        if absent:
+            optimizer.averages.start_again([key.split(".")[2] for key in absent])
         return source.rng and restore_rng(reader, source.state, ranks), fp8_restored
+
+
+def _absent_averages(source: RestoreSource, saved: Iterable[str], optimizer: MegatronOptimizer) -> tuple[str, ...]:
+    """What keys of averages begin with that start from the checkpoint's weights."""
+    prefixes = [f"{optimizer_state.PREFIX}{name}." for name in optimizer_state.averages(optimizer)]
+    return tuple(one for one in prefixes if not source.optimizer or not any(key.startswith(one) for key in saved))
 
 
 def _step(source: RestoreSource) -> int:
@@ -148,19 +159,20 @@ def _step(source: RestoreSource) -> int:
     return step
 
 
-def read_model(reader: TensorReader, chunks: Chunks, ranks: Ranks) -> None:
-    """The weights alone, those in fp8 too."""
+def read_model(reader: TensorReader, chunks: Chunks, ranks: Ranks, prefix: str = optimizer_state.MASTER) -> None:
+    """The weights alone, those in fp8 too. prefix: of the optimizer's tensors that are to be the weights."""
     with contextlib.ExitStack() as stack:
         for chunk in chunks:
             stack.enter_context(plain_weights(unwrap(chunk)))
-        read_weights(reader, model_boxes(chunks, ranks))
+        read_weights(reader, model_boxes(chunks, ranks), prefix)
 
 
-def read_weights(reader: TensorReader, boxes: Sequence[Box]) -> None:
-    """Weights as they were saved, or else the optimizer's fp32 ones, rounded."""
+def read_weights(reader: TensorReader, boxes: Sequence[Box], prefix: str = optimizer_state.MASTER) -> None:
+    """Weights as they were saved, or else the optimizer's fp32 ones, rounded. prefix: as of ``read_model``; what is not
+    trained lies under its own name alone."""
     saved = reader.shapes
     for box in boxes:
-        key = box.key if box.key in saved else optimizer_state.MASTER + box.key
+        key = box.key if box.key in saved else prefix + box.key
         reader.read_into(key, box.offset, box.data)
     check_values(boxes, reader.files)
 

@@ -17,9 +17,11 @@ _FIX = "Give another one: python -m tools.inspect_checkpoint RUN_DIR lists them.
 
 
 @torch.no_grad()
-def restore_weights(path: Path, chunks: Chunks, ranks: Ranks, depth: Depth = "hashes") -> None:
+def restore_weights(
+    path: Path, chunks: Chunks, ranks: Ranks, depth: Depth = "hashes", prefix: str = optimizer_state.MASTER
+) -> None:
     """Fill ``chunks`` from the checkpoint ``path``, whatever layout wrote it; from the optimizer's fp32 weights where
-    it holds no others.
+    it holds no others. prefix: of an average that is taken in their place (chosen_weights.py).
 
     Its files are verified first, by all ranks together. Raises SharedMistake, the same on every rank, where it is
     damaged or of another model.
@@ -33,6 +35,6 @@ def restore_weights(path: Path, chunks: Chunks, ranks: Ranks, depth: Depth = "ha
         fit.check(path, reader.shapes, optimizer_state.names_and_shapes(chunks, optimizer=None), ranks)
         try:
             with sound(ranks):
-                read_model(reader, chunks, ranks)
+                read_model(reader, chunks, ranks, prefix)
         except UnsoundError as error:
             raise SharedMistake(f"checkpoint {path} is damaged: {error}. {_FIX}") from None

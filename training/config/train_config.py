@@ -26,6 +26,18 @@ class TrainConfig:
     """Save and stop (exit code 0) when the iteration is a multiple of this; schedules stay those of
     train_iters. None: run to train_iters."""
 
+    ema_decay: float | None = None
+    """Keep an exponential moving average of the weights, in fp32, of which each update leaves this share: 0.999 looks
+    back about 1000. `--weights ema` of the tools takes it. None: keep none."""
+
+    average_last: int | None = None
+    """Keep the plain mean of the weights of the last so many iterations of train_iters: `--weights average_last`. None:
+    keep none."""
+
+    averages_on_host: bool = False
+    """Keep averages in the host's memory: 4 bytes less of each parameter that a GPU updates, and as many to copy in
+    each iteration."""
+
     decay_from: str | None = None
     """Branch off another run: continue its newest checkpoint, or the one named, in a run_dir of its own, with a
     learning rate that falls from its value there to optimizer.min_lr. In place of checkpoint.load. None: do not."""
@@ -174,6 +186,7 @@ class TrainConfig:
             "sample_interval": self.sample_interval,
             "cross_entropy_chunk_tokens": self.cross_entropy_chunk_tokens,
             "decay_iters": self.decay_iters,
+            "average_last": self.average_last,
         }
         for name, value in counts.items():
             if value is not None and value < 1:
@@ -187,6 +200,10 @@ class TrainConfig:
             found.append("train.sample_interval needs train.generate_tokens, tokens of a sample, found 0.")
         if self.generate_tokens and not self.sample_prompts:
             found.append("train.generate_tokens needs train.sample_prompts, found none. Give a text, or 0 tokens.")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            found.append(f"train.ema_decay must be between 0 and 1, found {self.ema_decay}.")
+        if self.averages_on_host and self.ema_decay is None and self.average_last is None:
+            found.append("train.averages_on_host says where averages are kept, and there are none.")
         if (self.decay_from is None) != (self.decay_iters is None):
             found.append("train.decay_from and train.decay_iters go together: give both, or neither.")
         found += self._steps_problems()

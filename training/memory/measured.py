@@ -289,5 +289,7 @@ def _optimizer_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
             continue
         for group in inner.param_groups:
             yield from group["params"]
+        for kept in getattr(one, "averages", {}).values():
+            yield from kept.values()
         for state in inner.state.values():
             yield from (piece for value in state.values() if isinstance(value, Tensor) for piece in stored(value))

@@ -80,6 +80,7 @@ def program(config: RunConfig, shape: GPTShape, modules: Modules) -> Software:
         offloaded_modules=encoded(train.offload_modules if modules.transformer_engine else ()),
         offloaded_module_share=offloaded_share(config.model.megatron),
         **kept_state(config.optimizer),
+        **kept_averages(config.train, modules.cuda),
     )
     return sharded(own, ZERO[config.parallel.sharding])
 
@@ -101,6 +102,12 @@ def _kept_share(config: RunConfig, shape: GPTShape) -> float:
 
 
 STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+
+def kept_averages(train: TrainConfig, cuda: bool) -> dict[str, Any]:
+    """Fields of Software. A CPU has one memory."""
+    size = 4.0 * ((train.ema_decay is not None) + (train.average_last is not None))
+    return {"host_average_bytes" if train.averages_on_host and cuda else "average_bytes": size}
 
 
 def kept_state(optimizer: OptimizerConfig) -> dict[str, Any]:

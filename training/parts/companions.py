@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from models.layers.spec import has_transformer_engine
 from training.batches import BatchStream
 from training.checkpoint.callback import SaveCallback
+from training.checkpoint.optimizer_state import averages
 from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.custom.callbacks import RunContext, build_callbacks
 from training.generation.samples import SampleCallback
@@ -66,6 +67,7 @@ def build_companions(
         *timelines,
         *health.callbacks,
         *build_shadow(run, parts, stream),
+        *([parts.optimizer.averages] if averages(parts.optimizer) else []),
         *stats,
         *compilation,
         *users_callbacks(run, parts),

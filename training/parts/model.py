@@ -18,6 +18,7 @@ from parallel import ddp
 from parallel.groups import Ranks
 from program.errors import SharedMistake
 from training import optimizer
+from training.averages import Averages, averages_of
 from training.config.divisibility import fp8_problems
 from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting
@@ -85,6 +86,8 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RankParts:
         from training.muon.build import install  # its package is an extra
 
         install(optim, chunks, config.optimizer, config.parallel, ranks)
+    if averages_of(config.train):
+        optim.averages = Averages(optim, config.train)
     return RankParts(config=config, chunks=chunks, optimizer=optim, ranks=ranks)
 
 

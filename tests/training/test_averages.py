@@ -1,0 +1,113 @@
+"""Averages of weights: what plain torch makes of each iteration's, in any layout, over a resume, and by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from data.prepared import Prepared
+from program.errors import UserError
+from programs import Program
+from runs import configuration, train
+from tools.convert.__main__ import main as convert
+from training.checkpoint.chosen_weights import prefix_of
+from training.checkpoint.storage import TensorReader
+
+FLAGS = (
+    "--train.ema_decay", "0.5", "--train.average_last", "2", "--checkpoint.save_interval", "1",
+    "--checkpoint.keep", "9", "--log.report", "False", "--train.train_iters", "4",
+)  # fmt: skip
+BF16, TP2 = ("--precision.dtype", "bf16"), ("--parallel.tensor_model_parallel_size", "2")
+ZERO3 = ("--parallel.data_parallel_sharding_strategy", "optim_grads_params", "--parallel.overlap_grad_reduce", "True",
+         "--parallel.overlap_param_gather", "True")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2 iterations with shards over 2 ranks, and 2 with TP, from bf16 weights; a checkpoint of each."""
+    folder = tmp_path_factory.mktemp("averages") / "run"
+    train(prepared, configuration(folder, *FLAGS, *BF16, "--train.exit_interval", "2"), 2)
+    train(prepared, configuration(folder, *FLAGS, *BF16, *TP2), 2)
+    return folder
+
+
+def checkpoint(run: Path, iteration: int) -> Path:
+    return run / f"checkpoints/iter_{iteration:07}"
+
+
+def kept(run: Path, iteration: int, name: str) -> dict[str, Tensor]:
+    """Global tensors of a checkpoint: of the optimizer's fp32 weights ("param") or of an average."""
+    prefix, found = f"optimizer.state.{name}.", dict[str, Tensor]()
+    with TensorReader(checkpoint(run, iteration)) as reader:
+        for key, shape in reader.shapes.items():
+            if key.startswith(prefix):
+                found[key.removeprefix(prefix)] = torch.empty(shape)
+                reader.read_into(key, (0,) * len(shape), found[key.removeprefix(prefix)])
+    assert found
+    return found
+
+
+def test_averages_are_those_of_every_iteration_s_weights(run: Path) -> None:
+    weights = {iteration: kept(run, iteration, "param") for iteration in (1, 2, 3, 4)}
+    ema = kept(run, 1, "ema")
+    for iteration in (2, 3, 4):
+        ema = {key: 0.5 * value + 0.5 * weights[iteration][key] for key, value in ema.items()}
+        for key, value in kept(run, iteration, "ema").items():
+            torch.testing.assert_close(value, ema[key], rtol=1e-6, atol=1e-7, msg=f"{iteration}: {key}")
+    for key, value in kept(run, 4, "average_last").items():
+        torch.testing.assert_close(value, (weights[3][key] + weights[4][key]) / 2, rtol=1e-6, atol=1e-7, msg=key)
+    counts = [json.loads((checkpoint(run, one) / "state.json").read_text())["optimizer"]["averaged"] for one in (2, 4)]
+    assert counts == [{"ema": 2, "average_last": 0}, {"ema": 4, "average_last": 2}]
+
+
+def test_shards_of_weights_are_averaged_as_whole_ones(prepared: Prepared, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--train.exit_interval", "2")
+    train(prepared, configuration(tmp_path / "whole", *flags), 1)
+    train(prepared, configuration(tmp_path / "shards", *flags, *ZERO3), 2)
+    for key, value in kept(tmp_path / "whole", 2, "ema").items():
+        torch.testing.assert_close(kept(tmp_path / "shards", 2, "ema")[key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
+def test_a_checkpoint_without_them_starts_them_from_its_weights(run: Path, prepared: Prepared, tmp_path: Path) -> None:
+    plain = ("--train.train_iters", "1", "--log.report", "False", *BF16)
+    train(prepared, configuration(tmp_path / "run", *plain), 1)
+    first = kept(tmp_path / "run", 1, "param")
+    train(prepared, configuration(tmp_path / "run", *FLAGS, *BF16, "--train.exit_interval", "2"), 1)
+    second = kept(tmp_path / "run", 2, "param")
+    for key, value in kept(tmp_path / "run", 2, "ema").items():
+        torch.testing.assert_close(value, (first[key] + second[key]) / 2, rtol=1e-6, atol=1e-7, msg=key)
+    # and a run that keeps none goes on without them
+    train(prepared, configuration(tmp_path / "run", *plain, "--train.train_iters", "3"), 1)
+    with pytest.raises(AssertionError):
+        kept(tmp_path / "run", 3, "ema")
+
+
+def test_they_are_taken_by_name(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import load_file
+
+    newest = checkpoint(run, 4)
+    exported = {}
+    for name in ("trained", "ema"):
+        words = ["export", str(newest), str(tmp_path / name), "--weights", name, "--dtype", "float32", "--verify"]
+        assert convert(words) == 0
+        exported[name] = load_file(tmp_path / name / "model.safetensors")["model.embed_tokens.weight"]
+    rows = len(exported["ema"])
+    assert torch.equal(exported["ema"], kept(run, 4, "ema")["embedding.word_embeddings.weight"][:rows])
+    assert not torch.equal(exported["ema"], exported["trained"])
+    assert capsys.readouterr().out
+    words = [str(newest), "--prompt", "a", "--max_new_tokens", "1", "--weights", "ema"]
+    program = Program(words, tmp_path / "said", module="tools.generate")
+    assert program.communicate()[1] and program.returncode == 0
+    with pytest.raises(UserError, match=r"--weights average_last: .*iter_0000002 has ema"):
+        prefix_of("average_last", checkpoint(run, 2))
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    for flags, words in (
+        (("--train.ema_decay", "1.0"), "train.ema_decay must be between 0 and 1, found 1.0"),
+        (("--train.average_last", "0"), "train.average_last must be 1 or more, found 0"),
+        (("--train.averages_on_host", "True"), "there are none"),
+    ):
+        assert any(words in problem for problem in configuration(tmp_path, *flags).problems(1))
