@@ -9,7 +9,7 @@ In fp32, cut as the optimizer's state is, and saved, moved to another layout and
 them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -23,6 +23,7 @@ from training.progress import Progress
 from training.step import StepResult
 
 Average = Literal["ema", "average_last"]
+BEGINS = "average_last_begins"
 NAMES: tuple[Average, ...] = get_args(Average)
 
 
@@ -35,6 +36,8 @@ class Averages(Callback):
         self.train, self.names = train, averages_of(train)
         self.counts: dict[str, int] = dict.fromkeys(self.names, 0)
         """Updates whose weights are in them."""
+        self.begins = train.train_iters - (train.average_last or 0)
+        """Iteration behind which ``average_last`` collects."""
         self.optimizer = optimizer
         for part, form, main in self._mains():
             weight = form.weight(main)
@@ -44,6 +47,17 @@ class Averages(Callback):
                 name: torch.empty(weight.shape, dtype=torch.float32, device=kept, pin_memory=pinned).copy_(weight)
                 for name in self.names
             }
+
+    def numbers(self) -> dict[str, int]:
+        """What a checkpoint keeps beside the tensors."""
+        return self.counts | ({BEGINS: self.begins} if "average_last" in self.names else {})
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Inverse of ``numbers``. The mean of other iterations, of a run that was made longer, say, starts over."""
+        for name in self.names:
+            self.counts[name] = int(saved.get(name, 0))
+        if "average_last" in self.names and saved.get(BEGINS) != self.begins:
+            self.counts["average_last"] = 0
 
     def start_again(self, names: Sequence[str]) -> None:
         """Of those that a checkpoint has not: from the weights of now."""
@@ -70,8 +84,7 @@ class Averages(Callback):
         """Of the newest weights in an average; None: they do not count yet."""
         if name == "ema":
             return 1.0 - (self.train.ema_decay or 0.0)
-        begins = self.train.train_iters - (self.train.average_last or 0)
-        return None if progress.iteration <= begins else 1.0 / (self.counts[name] + 1)
+        return None if progress.iteration <= self.begins else 1.0 / (self.counts[name] + 1)
 
     def _mains(self) -> Iterator[tuple[Any, StateForm, Tensor]]:
         """(optimizer, how it keeps its weights, one of its parameters)."""

@@ -59,7 +59,8 @@ def test_averages_are_those_of_every_iteration_s_weights(run: Path) -> None:
     for key, value in kept(run, 4, "average_last").items():
         torch.testing.assert_close(value, (weights[3][key] + weights[4][key]) / 2, rtol=1e-6, atol=1e-7, msg=key)
     counts = [json.loads((checkpoint(run, one) / "state.json").read_text())["optimizer"]["averaged"] for one in (2, 4)]
-    assert counts == [{"ema": 2, "average_last": 0}, {"ema": 4, "average_last": 2}]
+    begins = {"average_last_begins": 2}
+    assert counts == [{"ema": 2, "average_last": 0, **begins}, {"ema": 4, "average_last": 2, **begins}]
 
 
 def test_shards_of_weights_are_averaged_as_whole_ones(prepared: Prepared, tmp_path: Path) -> None:
@@ -78,10 +79,16 @@ def test_a_checkpoint_without_them_starts_them_from_its_weights(run: Path, prepa
     second = kept(tmp_path / "run", 2, "param")
     for key, value in kept(tmp_path / "run", 2, "ema").items():
         torch.testing.assert_close(value, (first[key] + second[key]) / 2, rtol=1e-6, atol=1e-7, msg=key)
+    # the mean of a run that is made longer is that of its own last iterations
+    train(prepared, configuration(tmp_path / "run", *FLAGS, *BF16, "--train.train_iters", "2"), 1)
+    longer = ("--train.train_iters", "4", "--train.exit_interval", "3")
+    train(prepared, configuration(tmp_path / "run", *FLAGS, *BF16, *longer), 1)
+    third = kept(tmp_path / "run", 3, "param")
+    assert all(torch.equal(value, third[key]) for key, value in kept(tmp_path / "run", 3, "average_last").items())
     # and a run that keeps none goes on without them
-    train(prepared, configuration(tmp_path / "run", *plain, "--train.train_iters", "3"), 1)
+    train(prepared, configuration(tmp_path / "run", *plain, "--train.train_iters", "4"), 1)
     with pytest.raises(AssertionError):
-        kept(tmp_path / "run", 3, "ema")
+        kept(tmp_path / "run", 4, "ema")
 
 
 def test_they_are_taken_by_name(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

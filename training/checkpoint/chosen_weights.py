@@ -1,7 +1,7 @@
 """Which of a checkpoint's weights a tool takes: those that were trained, or an average of them."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from program.errors import UserError
 from training.checkpoint.state import read_state
@@ -17,7 +17,8 @@ def prefix_of(weights: ChosenWeights, folder: Path) -> str:
     if weights == "trained":
         return f"{PREFIX}param."
     counts = read_state(folder).optimizer.get("averaged")
-    found = {name: count for name, count in counts.items() if count} if isinstance(counts, dict) else {}
+    kept = counts if isinstance(counts, dict) else {}
+    found = [name for name in get_args(ChosenWeights) if kept.get(name)]
     if weights not in found:
         raise UserError(
             f"--weights {weights}: {folder} has {' and '.join(found) or 'none'}. train.ema_decay and "

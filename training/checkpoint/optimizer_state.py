@@ -230,7 +230,7 @@ def numbers(optimizer: MegatronOptimizer, ranks: Ranks) -> dict[str, JSON]:
     dist.all_reduce(step, op=dist.ReduceOp.MAX)
     readable = [_readable(group) for group in groups]
     found: dict[str, JSON] = {"step": int(step), "param_groups": readable, "grad_scaler": _grad_scaler(optimizer)}
-    return found | ({AVERAGED: dict(optimizer.averages.counts)} if averages(optimizer) else {})
+    return found | ({AVERAGED: optimizer.averages.numbers()} if averages(optimizer) else {})
 
 
 def _readable(group: Mapping[str, Any]) -> dict[str, JSON]:
@@ -251,8 +251,8 @@ def _grad_scaler(optimizer: MegatronOptimizer) -> JSON:
 
 def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
     """Inverse of ``numbers``, but learning rate, weight decay and betas stay the configuration's."""
-    for name in averages(optimizer):
-        optimizer.averages.counts[name] = int((saved.get(AVERAGED) or {}).get(name, 0))
+    if averages(optimizer):
+        optimizer.averages.restore(saved.get(AVERAGED) or {})
     for counter in _counters(optimizer):
         for group in counter.param_groups:
             group["step"] = saved["step"]

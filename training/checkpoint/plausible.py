@@ -81,7 +81,7 @@ def check_values(boxes: Sequence[Box], files: CheckpointIndex, step: int | None 
     """
     for box in boxes:
         of_state = box.key.startswith(STATE_PREFIX)
-        if of_state and not box.key.startswith(KNOWN if known else (WEIGHTS, *AVERAGES)):
+        if of_state and not box.key.startswith(KNOWN if known else WEIGHTS):
             continue
         is_square = box.key.startswith(SECOND_MOMENT)
         least, most = _extremes(box.data)

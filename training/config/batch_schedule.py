@@ -122,7 +122,7 @@ class BatchSchedule:
             return []
         if self.rampup_batch_size is not None:
             return ["train.step_batch_size_schedule and train.rampup_batch_size: can only specify one of them."]
-        if not _ascend(self.steps):
+        if not _ascend(self.steps) or not self.steps or self.steps[0][0] != 0:
             return [
                 "train.step_batch_size_schedule: expected each size to begin with another sample, of "
                 f"model.seq_length tokens, found the samples {[begin for begin, _ in self.steps]}."

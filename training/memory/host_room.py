@@ -59,6 +59,7 @@ def offloads(config: RunConfig) -> list[str]:
     """The fields that offload what is predicted."""
     found = ["optimizer.optimizer_cpu_offload"] if config.optimizer.optimizer_cpu_offload else []
     found += ["train.cpu_offloading_num_layers"] if config.train.cpu_offloading_num_layers else []
+    found += ["train.averages_on_host"] if config.train.averages_on_host else []
     return found + (["train.offload_modules"] if config.train.offload_modules else [])
 
 

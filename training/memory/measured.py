@@ -230,7 +230,8 @@ def _of_shards(chunks: Sequence[FullyShardedChunk], optimizer: MegatronOptimizer
     return Counted(
         weights=whole if kept else 0 if is_main else held_bytes,
         gradients=held_bytes,
-        optimizer=_fresh(_optimizer_tensors(optimizer), {_storage(shard) for shard in shards}) + held_bytes * is_main,
+        optimizer=_fresh(_optimizer_tensors(optimizer, device_alone=True), {_storage(shard) for shard in shards})
+        + held_bytes * is_main,
     )
 
 
@@ -280,8 +281,11 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-def _optimizer_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
-    """Main weights and state of every optimizer in the chain; those on a rank without parameters have none."""
+def _optimizer_tensors(optimizer: MegatronOptimizer, device_alone: bool = False) -> Iterator[Tensor]:
+    """Main weights and state of every optimizer in the chain; those on a rank without parameters have none.
+
+    device_alone: of averages, those beside their weights.
+    """
     chained: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
     for one in chained:
         inner = getattr(one, "optimizer", None)
@@ -289,7 +293,7 @@ def _optimizer_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
             continue
         for group in inner.param_groups:
             yield from group["params"]
-        for kept in getattr(one, "averages", {}).values():
-            yield from kept.values()
+        for main, kept in getattr(one, "averages", {}).items():
+            yield from (average for average in kept.values() if average.device == main.device or not device_alone)
         for state in inner.state.values():
             yield from (piece for value in state.values() if isinstance(value, Tensor) for piece in stored(value))

@@ -80,7 +80,7 @@ def program(config: RunConfig, shape: GPTShape, modules: Modules) -> Software:
         offloaded_modules=encoded(train.offload_modules if modules.transformer_engine else ()),
         offloaded_module_share=offloaded_share(config.model.megatron),
         **kept_state(config.optimizer),
-        **kept_averages(config.train, modules.cuda),
+        **kept_averages(config, modules.cuda),
     )
     return sharded(own, ZERO[config.parallel.sharding])
 
@@ -104,10 +104,13 @@ def _kept_share(config: RunConfig, shape: GPTShape) -> float:
 STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
-def kept_averages(train: TrainConfig, cuda: bool) -> dict[str, Any]:
-    """Fields of Software. A CPU has one memory."""
+def kept_averages(config: RunConfig, cuda: bool) -> dict[str, Any]:
+    """Fields of Software: averages lie where the optimizer's weights do, or on the host. A CPU has one memory."""
+    train, optimizer = config.train, config.optimizer
     size = 4.0 * ((train.ema_decay is not None) + (train.average_last is not None))
-    return {"host_average_bytes" if train.averages_on_host and cuda else "average_bytes": size}
+    away = optimizer.optimizer_offload_fraction * optimizer.optimizer_cpu_offload
+    away = (1.0 if train.averages_on_host else away) * cuda
+    return {"host_average_bytes": size * away, "average_bytes": size * (1 - away)}
 
 
 def kept_state(optimizer: OptimizerConfig) -> dict[str, Any]:

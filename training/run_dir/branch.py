@@ -8,7 +8,7 @@ everything else are the trunk's. The trunk's folder is only read.
 from dataclasses import replace
 from pathlib import Path
 
-from program.errors import UserError
+from program.errors import SharedMistake, UserError
 from program.schema import JSON
 from program.untrusted import InputError, read_toml
 from training.checkpoint.folders import checkpoints, complete, find, iteration_of
@@ -62,11 +62,19 @@ def _begun(run_dir: Path, trunk: Path) -> Path | None:
 
 
 def branched(trunk: Schedule, config: RunConfig, consumed_samples: int) -> Schedule:
-    """The trunk's schedule until now, and ``optimizer.lr_wsd_decay_style`` from its rates of now to the least ones."""
+    """The trunk's schedule until now, and ``optimizer.lr_wsd_decay_style`` from its rates of now to the least ones.
+
+    Raises SharedMistake where they are the least ones already.
+    """
     batches = batch_schedule(config.train, config.model.seq_length)
     length = batches.consumed_after(config.train.decay_iters or 0, consumed_samples) - consumed_samples
     now, optimizer = trunk.rates(consumed_samples), config.optimizer
     apart = now.decoupled_learning_rate
+    if now.learning_rate <= optimizer.min_lr or apart == 0:
+        raise SharedMistake(
+            f"train.decay_from {config.train.decay_from}: its learning rate is {now.learning_rate:g} already, at most "
+            f"optimizer.min_lr {optimizer.min_lr:g}, and cannot fall. Give an earlier checkpoint of that run."
+        )
     least = optimizer.min_lr if optimizer.decoupled_min_lr is None else optimizer.decoupled_min_lr
     return replace(
         trunk,

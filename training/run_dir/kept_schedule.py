@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from program.errors import UserError
+from program.errors import SharedMistake, UserError
 from program.schema import JSON, structured
 from program.untrusted import InputError, read_toml
 from training.checkpoint.folders import candidates, checkpoints, find
@@ -30,21 +30,41 @@ def chosen(config: RunConfig, kept: Schedule | None, branches_at: int | None = N
     """The schedule, and the line that says it.
 
     kept: the one that training continues; None: nothing is continued. branches_at: consumed samples at which this run
-    leaves its trunk (train.decay_from); None: it has none, or has left it before.
+    leaves its trunk (train.decay_from); None: it has none, or has left it before. Raises SharedMistake for a trunk that
+    says no schedule.
     """
-    if config.train.decay_from is not None and kept is not None:
-        found = kept if branches_at is None else branched(kept, config, branches_at)
+    if config.train.decay_from is not None:
+        if kept is None:
+            raise SharedMistake(
+                f"train.decay_from {config.train.decay_from}: its checkpoint names no schedule, and its config.toml "
+                "makes none that can be read. A later checkpoint of that run does."
+            )
+        found = _with_groups(kept if branches_at is None else branched(kept, config, branches_at), config)
         return found, f"schedule: {found.describe()} (train.decay_from {config.train.decay_from})"
     own, flags = learning_schedule(config.optimizer, config.train, config.model.seq_length), config.checkpoint
     if kept is None or kept.is_same_as(own):
         return own if kept is None else kept, f"schedule: {own.describe()}"
     if flags.override_opt_param_scheduler:
         return own, f"schedule: {own.describe()} (checkpoint.override_opt_param_scheduler; was: {kept.describe()})"
+    kept = _with_groups(kept, config)
     if flags.use_checkpoint_opt_param_scheduler:
         return kept, f"schedule: {kept.describe()}"
     return kept, (
         f"schedule: {kept.describe()}: kept from the checkpoint. This configuration makes another one: "
         f"{own.describe()}. --checkpoint.override_opt_param_scheduler True takes that"
+    )
+
+
+def _with_groups(kept: Schedule, config: RunConfig) -> Schedule:
+    """The parameters that follow a curve of their own are those that this configuration says. Raises SharedMistake."""
+    if (kept.decoupled_lr is None) == (config.optimizer.decoupled_lr is None):
+        return kept
+    has, has_not = "the run's schedule", "this configuration"
+    if kept.decoupled_lr is None:
+        has, has_not = has_not, has
+    raise SharedMistake(
+        f"optimizer.decoupled_lr: {has} has a learning rate for embeddings and output layer, and {has_not} has none. "
+        "Give the run's own, or --checkpoint.override_opt_param_scheduler True for this configuration's schedule."
     )
 
 

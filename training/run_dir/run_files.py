@@ -153,6 +153,7 @@ def checkpoint_contents(
         run_dir=None,
         nproc=None,
         data=dataclasses.replace(config.data, tokenizer=kept_tokenizer.name, eod_token=eod_token),
+        train=dataclasses.replace(config.train, decay_from=None, decay_iters=None),
         checkpoint=dataclasses.replace(
             config.checkpoint,
             load=None,

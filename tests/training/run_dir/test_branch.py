@@ -6,7 +6,7 @@ import pytest
 
 from data.prepared import Prepared
 from program.errors import UserError
-from runs import configuration, losses, train
+from runs import configuration, losses, train, train_or_fail
 from tools.report.__main__ import main as write_report
 from training.cli import dry_run
 from training.metrics.jsonl import read_jsonl
@@ -42,10 +42,26 @@ def test_a_branch_falls_from_where_its_trunk_was_and_resumes_in_another_layout(
     assert [event.text("text") for event in read_history(tmp_path / "run") if event.event == "branched"] == [
         f"from {middle[1]}"
     ]
+    # its checkpoints start other runs from themselves
+    text = (tmp_path / "run/checkpoints/iter_0000006/config.toml").read_text()
+    assert "decay_from" not in text and "decay_iters" not in text
     report = tmp_path / "branches.html"  # python -m tools.report
     assert write_report([str(trunk), str(tmp_path / "run"), "--output", str(report)]) == 0
     assert middle[1] in report.read_text()
     assert {path: path.stat().st_mtime_ns for path in trunk.rglob("*")} == before
+
+
+def test_what_cannot_fall_is_refused(trunk: Path, prepared: Prepared, tmp_path: Path) -> None:
+    for flags, words in (
+        (("--optimizer.min_lr", "3e-3"), "its learning rate is 0.003 already, at most optimizer.min_lr 0.003"),
+        (
+            ("--optimizer.decoupled_lr", "1e-3"),
+            "this configuration has a learning rate for embeddings and output layer",
+        ),
+    ):
+        asked = configuration(tmp_path / "run", *TRUNK, *FALL, "--train.decay_from", str(trunk), *flags)
+        _, failure = train_or_fail(prepared, asked, 1)
+        assert failure is not None and words in failure.text
 
 
 def test_what_is_no_branch_is_refused(trunk: Path, prepared: Prepared, tmp_path: Path) -> None:
