@@ -56,6 +56,7 @@ def on_cpu(tmp_path: Path, world_size: int, measure: Any, **arguments: object) -
 # ---- measurements
 
 
+@pytest.mark.campaign
 def test_two_models_on_the_same_weights_are_compared(tmp_path: Path) -> None:
     """On a CPU both come from our modules: no difference in any of the tensors, in either precision."""
     names, results = ["fp32-dense", "fp32-deepseek_v3_tiny", "bf16-dense"], tmp_path / "results.jsonl"
@@ -76,6 +77,7 @@ def test_a_difference_is_named() -> None:
         specs.differences(theirs, {name: ours[name] for name in ("logits", "a")})
 
 
+@pytest.mark.campaign
 def test_losses_fall(tmp_path: Path) -> None:
     (found,) = on_cpu(tmp_path, 1, losses.measure, steps=2, dtype="fp32")
     assert 6.5 < found["loss"][0] < 7.3  # ln 1024 = 6.93

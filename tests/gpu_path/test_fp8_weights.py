@@ -61,6 +61,7 @@ def compare(run_dir: Path, reference: Path) -> None:
     assert (worst.relative or 0) < NORM_BOUND, worst
 
 
+@pytest.mark.campaign
 def test_on_a_cpu_they_are_in_16_bits(on_the_cpu: Any) -> None:
     """And updated: a CPU has no fp8, and with mxfp8 Megatron would leave the gathering of weights to its own loop."""
     overlapped = ("--parallel.overlap_grad_reduce", "True", "--parallel.overlap_param_gather", "True")

@@ -31,6 +31,7 @@ BLOCK = ("--train.cpu_offloading_num_layers", "1")
         ]),
     ],
 )  # fmt: skip
+@pytest.mark.campaign
 def test_the_host_holds_what_is_predicted(
     te_device: WarmDevice, tmp_path: Path, layout: str, flags: tuple[str, ...], bound: float
 ) -> None:

@@ -350,6 +350,7 @@ SHADOW = ("--precision.fp8_shadow", "warn:1", "--log.log_interval", "1")
         pytest.param("nvfp4", "", "debug", (), marks=pytest.mark.campaign),
     ],
 )  # fmt: skip
+@pytest.mark.campaign
 def test_a_shadow_window_compares_and_changes_nothing(
     te_device: WarmDevice, tmp_path: Path, recipe: str, layout: str, shape: str, more: tuple[str, ...]
 ) -> None:

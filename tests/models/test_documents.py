@@ -166,6 +166,7 @@ def apart(short_documents: tuple[DataConfig, Prepared], tmp_path_factory: pytest
      pytest.param(4, "--parallel.pipeline_model_parallel_size 4", marks=pytest.mark.campaign)],
     ids=["cp2pp2vpp2", "pp4"],
 )  # fmt: skip
+@pytest.mark.campaign
 def test_every_stage_keeps_documents_apart(
     world_size: int, flags: str, short_documents: tuple[DataConfig, Prepared], apart: list[float], tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_so_many_collectives_are_in_a_step(
     on_ranks(layout, _count, "debug", gathers, reductions, all_reduces)
 
 
+@pytest.mark.campaign
 def test_copies_are_added_up_after_each_microbatch_in_16_bits() -> None:
     """Between microbatches torch would keep sums in the type of the reductions."""
     counted = [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], [MICROBATCHES * 5]

@@ -174,6 +174,7 @@ def test_our_model_has_transformers_logits(root: Path, family: str, tp: int) -> 
 
 
 @pytest.mark.parametrize("family", EACH)
+@pytest.mark.campaign
 def test_transformers_loads_what_is_exported(root: Path, family: str) -> None:
     found = measured(root, "theirs", lambda output: run_ranks(1, lambda _: their_differences(root, output)))
     assert found[family] < 1e-6

@@ -118,6 +118,7 @@ def in_transformers(transformers: Any, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.campaign
 def test_a_trained_model_ends_its_texts_as_the_imported_one_did(
     tmp_path: Path, hf: Path, texts: Path, transformers: Any
 ) -> None:

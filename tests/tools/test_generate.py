@@ -99,6 +99,7 @@ def test_stop_texts_and_end_ids_end_a_text(run: Path, tmp_path: Path) -> None:
     assert (record["text"], record["finish_reason"]) == (cut, "end") and at <= record["tokens"] < 40
 
 
+@pytest.mark.campaign
 def test_the_seed_gives_the_text(run: Path, texts: list[str]) -> None:
     flags = ("--prompt", PROMPTS[0], "--max_new_tokens", 20)
     one, again, other = (generate(run, *flags, *more)[0] for more in ((), ("--seed", 0), ("--seed", 5)))

@@ -60,6 +60,7 @@ def spoiled(folder: Path, target: Path, tensor: str, place: int, value: float) -
 
 
 @pytest.mark.parametrize("shape", some(LAYOUTS, SUITE))
+@pytest.mark.campaign
 def test_a_checkpoint_and_its_export_compute_the_same(
     shape: str, pairs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

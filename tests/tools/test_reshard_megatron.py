@@ -68,6 +68,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.campaign
 def test_a_hybrid_models_checkpoint_becomes_ours(hybrid: Path, tmp_path: Path) -> None:
     assert main([str(hybrid), str(tmp_path / "ours"), "--verify", *with_recipe(LLAMA, tmp_path)]) == 0
     theirs = as_torch_reads(hybrid / "iter_0000002")
@@ -198,6 +199,7 @@ MIXERS = {"nemotron_h_tiny": {"hybrid_layer_pattern": "M*"}, "qwen35_tiny": {"li
 
 
 @pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.campaign
 def test_a_mixers_parts_are_one_tensor(name: str, tmp_path: Path) -> None:
     """On TP2, as megatron-core itself writes it: weights and moments are those of our own layers' state."""
 

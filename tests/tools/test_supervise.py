@@ -222,6 +222,7 @@ def test_a_killed_supervisor_leaves_nothing(start: Callable[..., subprocess.Pope
     until(lambda: not lives(int((tmp_path / "run/pid").read_text()), None))
 
 
+@pytest.mark.campaign
 def test_orphans_are_ended_before_the_next_attempt(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     """As the ranks of a torchrun that was killed: their parent is gone and they have sessions of their own."""
     orphan = 'setsid "$1" "$2" "$3" wait & while [ ! -e "$3/pid" ]; do :; done; kill -9 $$'

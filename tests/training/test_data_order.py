@@ -108,6 +108,7 @@ def test_other_weights_on_resume_are_refused(tmp_path: Path) -> None:
     assert f"weight of source {one}: 786432 (was: 524288)" in failure.text
 
 
+@pytest.mark.campaign
 def test_megatrons_order_pins_the_length_of_training(tmp_path: Path) -> None:
     flags = ("--data.order", "megatron", "--data.paths", str(shard(tmp_path / "a", 1)))
     flags += ("--data.cache_dir", str(tmp_path / "cache"), *NO_REPORT, "--train.train_iters", "2")

@@ -96,6 +96,7 @@ def sample(folder: Path, iteration: int = 2) -> str:
     return found
 
 
+@pytest.mark.campaign
 def test_its_config_runs_the_same_job_again(prepared: Prepared, one: Path, tmp_path: Path) -> None:
     again = parse.parse_config([str(one / "config.toml"), "--run_dir", str(tmp_path / "two")])
     assert losses(train(prepared, again, 1)) == losses(lines(one))
@@ -207,6 +208,7 @@ SELECTIVE = "selective:core_attn,mlp"  # tests/models/test_recompute.py: the gra
 
 
 @pytest.mark.parametrize("recompute", some(("full:uniform:1", SELECTIVE), ("full:uniform:1",)))
+@pytest.mark.campaign
 def test_recomputation_changes_nothing_with_dropout_on(
     recompute: str, prepared: Prepared, dropped: list[float], tmp_path: Path
 ) -> None:

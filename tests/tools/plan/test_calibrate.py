@@ -48,6 +48,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.campaign
 def test_two_ranks_become_a_cluster(two_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = clusters.load(str(two_ranks))
     assert 0.001 < cluster.gpu.peak_tflops["fp32"] < 100 and cluster.gpu.memory_gb_per_s > 0.5

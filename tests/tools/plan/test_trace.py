@@ -391,6 +391,7 @@ def test_formulas_know_what_recomputation_needs(
     ],
     ids=["some", "most", "interleaved", "windows", "experts", "hybrid"],
 )
+@pytest.mark.campaign
 def test_formulas_know_what_is_chosen_to_be_recomputed(
     tmp_path: Path, model: str, layout: Candidate, stage: int, keeps: float
 ) -> None:

@@ -181,6 +181,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_step(run, tmp_path, file, row
         assert "or soon after cannot be read: " in ended.stderr and why in ended.stderr
 
 
+@pytest.mark.campaign
 def test_rows_are_as_many_as_the_card_says(run, tmp_path):
     card = "---\ndataset_info:\n  splits:\n  - name: train\n    num_bytes: 9\n    num_examples: 400\n---\n"
     run.hub.commit("owner/card", {"README.md": card.encode(), "a.jsonl": GOOD * 300, "b.jsonl": GOOD * 100})

@@ -297,6 +297,7 @@ def test_words_have_the_ids_that_whole_texts_have(words_engines, texts):
         assert engines.differs(engine, reference, [*texts, "  ".join(texts)]) is None
 
 
+@pytest.mark.campaign
 def test_words_on_real_texts(models, texts):
     for tokenizer in models[:2]:
         engine = WordsEngine(tokenizer)

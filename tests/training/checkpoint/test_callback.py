@@ -21,6 +21,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
     return [re.sub(r"[\d.]+ (s|MiB)\b", r"N \1", line) for line in lines]
 
 
+@pytest.mark.campaign
 def test_scheduled_and_committed_are_different_lines(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,6 +37,7 @@ def test_scheduled_and_committed_are_different_lines(
     assert said(capfd) == [f"checkpoint iter_000000{n} {printed}" for n in (1, 2)]
 
 
+@pytest.mark.campaign
 def test_saving_that_costs_too_much_is_said_once(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def load_each(identity: Identity, run: Path, scratch: Path, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", some((1, 2), (2,)))
+@pytest.mark.campaign
 def test_the_older_checkpoint_is_taken(run: Path, tmp_path: Path, world: int) -> None:
     run_ranks(world, load_each, run, tmp_path, world)
 

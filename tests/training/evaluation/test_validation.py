@@ -97,6 +97,7 @@ def test_full_passes_are_of_the_whole_text_in_every_layout(texts: dict[str, str]
         assert measure(split, prepared, world, tmp_path / name) == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.campaign
 def test_a_run_logs_sets_and_sources_beside_its_split(
     texts: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

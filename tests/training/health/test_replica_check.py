@@ -108,6 +108,7 @@ HEALTHY: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("layout", some(HEALTHY, ("tp2sp pp2 tied",)))
+@pytest.mark.campaign
 def test_a_healthy_run_gives_no_alarm(
     layout: str, prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_training_is_as_without(profiled: Run, prepared: Prepared, tmp_path: Pat
     assert not (tmp_path / "plain/profile").exists()
 
 
+@pytest.mark.campaign
 def test_traces_of_the_ranks_and_iterations_that_were_asked_for(profiled: Run) -> None:
     """The second one, of iterations 6 and 7, ends with the run."""
     found = sorted(str(path.relative_to(profiled.folder / "profile")) for path in profiled.folder.rglob("*.json.gz"))
