@@ -1,8 +1,8 @@
 """Averages of the weights over updates, beside the weights that are trained.
 
 ema                  weights of long ago count less: average = d * average + (1 - d) * weights after each update
-                     (train.ema_decay; Polyak & Juditsky 1992, as arXiv:1706.03762 and diffusion models use it)
-average_last         the plain mean of the weights after each of the last N updates (train.average_last;
+                     (train.ema_decay)
+average_last         the plain mean of the weights after each update of the last N iterations (train.average_last;
                      stochastic weight averaging, arXiv:1803.05407, and LAWA, arXiv:2209.14981)
 
 In fp32, cut as the optimizer's state is, and saved, moved to another layout and restored with it. Training never reads
@@ -10,21 +10,20 @@ them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from training.checkpoint.chosen_weights import AVERAGES
 from training.config.train_config import TrainConfig
 from training.loop import Callback
 from training.optimizer_forms import StateForm, form_of
 from training.progress import Progress
 from training.step import StepResult
 
-Average = Literal["ema", "average_last"]
 BEGINS = "average_last_begins"
-NAMES: tuple[Average, ...] = get_args(Average)
 
 
 class Averages(Callback):
@@ -95,7 +94,7 @@ class Averages(Callback):
                 yield from ((part, form, main) for group in part.optimizer.param_groups for main in group["params"])
 
 
-def averages_of(train: TrainConfig) -> tuple[Average, ...]:
+def averages_of(train: TrainConfig) -> tuple[str, ...]:
     """Which a run keeps."""
-    asked: dict[Average, bool] = {"ema": train.ema_decay is not None, "average_last": train.average_last is not None}
-    return tuple(name for name in NAMES if asked[name])
+    asked = (train.ema_decay, train.average_last)
+    return tuple(name for name, value in zip(AVERAGES, asked, strict=True) if value is not None)

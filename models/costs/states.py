@@ -163,13 +163,12 @@ def state_bytes(own: Any, layout: Any, fp32: Any, software: Any) -> list[Any]:
     shards = (1 - fp32) + fp32 * (layout.zero == 2)  # fp32 weights are stepped as they are, where they are not whole
     copies = 4 * (gradient < 4) * software.keeps_fp32_gradients
     rest = software.main_param_bytes * shards + copies + software.moment_bytes
-    averages = software.average_bytes
 
     here = 1 - software.host_state * (layout.zero >= 2)  # of HSDP, copies add up a step's gradients on the GPU
     sizes = (
         weight * (1 - (layout.zero == 3) * (1 - here)),
         gradient * (1 - (layout.copies == 1) * (1 - here)),
-        rest * here + averages,
+        rest * here + software.average_bytes,
         HOST_STATE_BYTES * software.host_state + software.host_average_bytes,
     )
     shared, matrices = (list(zip(held, (everywhere, apart), strict=True)) for held in (own[:2], own[2:]))

@@ -9,8 +9,8 @@
     jobs      under a private SLURM: killed and hung ranks, signals, lost nodes
     hostile   files, flags and environments made to break things
 
-A campaign is a list of seeded cases; each leaves one result. The suite runs a few cases of each through the same
-functions. The same seed and commit continue an interrupted campaign.
+A campaign is a list of seeded cases; each leaves one result. The suite and its campaign run a few cases of each
+through the same functions. The same seed and commit continue an interrupted campaign.
 """
 
 import importlib

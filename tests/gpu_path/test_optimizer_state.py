@@ -37,6 +37,18 @@ def test_state_on_the_host_is_updated_as_on_the_device(
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("flags", [(), OFFLOADED], ids=["device", "host"])
+def test_averages_on_the_host_are_those_of_the_device(
+    device: WarmDevice, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    kept = ("--train.ema_decay", "0.5", *BF16, *flags)
+    for name, more in (("here", ()), ("host", ("--train.averages_on_host", "true"))):
+        device.train(Training(layout="dp2overlap"), tmp_path / name, Emulation(order="late"), (*kept, *more))
+    differences = trainings.checkpoint_differences(tmp_path / "host", tmp_path / "here")
+    assert {one.outcome for one in differences if one.what == "ema"} == {"equal"}
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize("order", ["late", "random"])
 @pytest.mark.parametrize("flags", [OFFLOADED, OVERLAPPED, HALF, HALF_OVERLAPPED])
 def test_bf16_state_on_the_host(device: WarmDevice, tmp_path: Path, order: Order, flags: tuple[str, ...]) -> None:

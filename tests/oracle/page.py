@@ -29,7 +29,8 @@ norm 1. Compared are the loss, **every gradient** under transformers' names, the
 clipping, every weight's update, routers' biases, the learning rate and weight decay, samples and tokens of each of
 them. Bounds, relative: {loss:.0e} of a loss, {norm:.0e} of a norm, {gradient:.0e} of each gradient by its own norm
 (and {small:.0e} of the whole gradient's norm, for one that is rounding alone), {update:.0e} of an update's norm plus
-{rounding:.0e} of the weight's, {schedule:.0e} of a schedule. The test suite has six such cases.
+{rounding:.0e} of the weight's, {schedule:.0e} of a schedule. The test suite has four such cases,
+its campaign six.
 
 Two constants differ from transformers' defaults: xIELU's `eps` is 0 (its derivative has a jump otherwise), and
 Nemotron-H's mixers have no least step, as in Megatron and as exports say. Llama 4 is drawn with both or neither of

@@ -14,7 +14,7 @@ from tests.oracle.imported import import_models
 from tests.oracle.page import page
 from tests.oracle.recipes import drawn
 
-SEEDS, CAMPAIGN = (218, 225, 318), (44, 46, 116)
+SEEDS, CAMPAIGN = (46, 218, 225, 318), (44, 116)  # 46: embeddings at a rate of their own, tied, on TP and CP
 """Each kind of layout, shard, loss, batch, data, memory and schedule (tests/oracle/kinds.py) is in one of the six."""
 
 

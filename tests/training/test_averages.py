@@ -9,9 +9,12 @@ from torch import Tensor
 
 from data.prepared import Prepared
 from program.errors import UserError
-from programs import Program
 from runs import configuration, train
 from tools.convert.__main__ import main as convert
+from tools.inspect_checkpoint.__main__ import main as inspect_checkpoint
+from tools.reshard.__main__ import main as reshard
+from tools.shared.loaded_model import LoadedModel, on_ranks
+from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
 from training.checkpoint.chosen_weights import prefix_of
 from training.checkpoint.storage import TensorReader
 
@@ -19,6 +22,7 @@ FLAGS = (
     "--train.ema_decay", "0.5", "--train.average_last", "2", "--checkpoint.save_interval", "1",
     "--checkpoint.keep", "9", "--log.report", "False", "--train.train_iters", "4",
 )  # fmt: skip
+WORDS = "embedding.word_embeddings.weight"
 BF16, TP2 = ("--precision.dtype", "bf16"), ("--parallel.tensor_model_parallel_size", "2")
 ZERO3 = ("--parallel.data_parallel_sharding_strategy", "optim_grads_params", "--parallel.overlap_grad_reduce", "True",
          "--parallel.overlap_param_gather", "True")  # fmt: skip
@@ -91,7 +95,18 @@ def test_a_checkpoint_without_them_starts_them_from_its_weights(run: Path, prepa
         kept(tmp_path / "run", 4, "ema")
 
 
-def test_they_are_taken_by_name(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_they_are_resharded_and_listed(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reshard([str(checkpoint(run, 4)), str(tmp_path / "checkpoints/iter_0000004")]) == 0
+    for name in ("ema", "average_last"):
+        before, after = kept(run, 4, name), kept(tmp_path, 4, name)
+        assert before.keys() == after.keys() and all(torch.equal(value, after[key]) for key, value in before.items())
+    assert inspect_checkpoint([str(checkpoint(run, 4))]) == 0
+    assert "average_last" in capsys.readouterr().out
+    assert inspect_checkpoint([str(checkpoint(run, 4)), "--diff", str(checkpoint(run, 3))]) == 1
+    assert "ema" in capsys.readouterr().out
+
+
+def test_they_are_taken_by_name(run: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     newest = checkpoint(run, 4)
@@ -101,12 +116,16 @@ def test_they_are_taken_by_name(run: Path, tmp_path: Path, capsys: pytest.Captur
         assert convert(words) == 0
         exported[name] = load_file(tmp_path / name / "model.safetensors")["model.embed_tokens.weight"]
     rows = len(exported["ema"])
-    assert torch.equal(exported["ema"], kept(run, 4, "ema")["embedding.word_embeddings.weight"][:rows])
+    assert torch.equal(exported["ema"], kept(run, 4, "ema")[WORDS][:rows])
     assert not torch.equal(exported["ema"], exported["trained"])
-    assert capsys.readouterr().out
-    words = [str(newest), "--prompt", "a", "--max_new_tokens", "1", "--weights", "ema"]
-    program = Program(words, tmp_path / "said", module="tools.generate")
-    assert program.communicate()[1] and program.returncode == 0
+    opened = open_checkpoint(ModelFlags(checkpoint=newest, layout="tp2", dtype="fp32", weights="ema"))
+
+    def work(model: LoadedModel) -> None:
+        held = model.chunks[0].module.embedding.word_embeddings.weight
+        torch.save(held, tmp_path / f"{model.ranks.at.tp}.pt")
+
+    assert on_ranks(opened, "a test", work) == 0  # as tools.generate and tools.evaluate
+    assert torch.equal(torch.cat([torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]), kept(run, 4, "ema")[WORDS])
     with pytest.raises(UserError, match=r"--weights average_last: .*iter_0000002 has ema"):
         prefix_of("average_last", checkpoint(run, 2))
 

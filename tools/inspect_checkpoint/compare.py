@@ -17,16 +17,14 @@ from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import FileReader
 from training.config.deprecated import in_current_names
 
-What = Literal["weights", "exp_avg", "exp_avg_sq", "generators", "other"]
+What = Literal["weights", "exp_avg", "exp_avg_sq", "momentum_buffer", "ema", "average_last", "generators", "other"]
 Outcome = Literal["equal", "rounded", "differs", "shape", "dtype", "first", "second"]
 Pair = tuple[str, What, Stored | None, Stored | None]
 
 _OTHERS: dict[Kind, What] = {
-    "exp_avg": "exp_avg",
-    "exp_avg_sq": "exp_avg_sq",
-    "rng": "generators",
-    "other": "other",
-}
+    "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum_buffer", "ema": "ema",
+    "average_last": "average_last", "rng": "generators", "other": "other",
+}  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

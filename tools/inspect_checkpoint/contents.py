@@ -15,7 +15,9 @@ Kind = Literal["weight", "master", "exp_avg", "exp_avg_sq", "momentum_buffer", "
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 OPTIMIZER, RNG, FP8 = "optimizer.state.", "rng.", "fp8."
-_STATES: Mapping[str, Kind] = {"param": "master", **{kind: kind for kind in KINDS[2:-2]}}
+KEPT: tuple[Kind, ...] = ("exp_avg", "exp_avg_sq", "momentum_buffer", "ema", "average_last")
+"""Of what an optimizer has beside fp32 weights; they are called as in the checkpoint."""
+_STATES: Mapping[str, Kind] = {"param": "master", **{kind: kind for kind in KEPT}}
 _BLOCK = re.compile(r"((?:layers|mtp)\.(\d+))\.(.+)")
 _FIRST, _LAST = ("word_embeddings", "position_embeddings"), ("final_layernorm", "output_layer")
 

@@ -4,13 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.inspect_checkpoint.catalogue import Checkpoint
-from tools.inspect_checkpoint.contents import StoredParameter, bytes_by_kind
+from tools.inspect_checkpoint.contents import Kind, StoredParameter, bytes_by_kind
 from tools.inspect_checkpoint.text import columns, count, size
 
-PLURAL = {
-    "weight": "weights", "master": "fp32 masters", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq",
-    "rng": "generators", "other": "other",
-}  # fmt: skip
+PLURAL: Mapping[Kind, str] = {"weight": "weights", "master": "fp32 masters", "rng": "generators"}
+"""Of kinds that are not called as they are."""
 MOST_RANGES = 6
 """Of block numbers in the heading of a folded block."""
 
@@ -19,7 +17,9 @@ def head(checkpoint: Checkpoint, found: list[StoredParameter]) -> list[str]:
     """What the checkpoint says of itself, and how many bytes of what it holds."""
     kinds = bytes_by_kind(found)
     rest = checkpoint.bytes - sum(kinds.values())
-    parts = [f"{PLURAL[kind]} {size(amount)}" for kind, amount in kinds.items()] + [f"tables and texts {size(rest)}"]
+    parts = [f"{PLURAL.get(kind, kind)} {size(amount)}" for kind, amount in kinds.items()] + [
+        f"tables and texts {size(rest)}"
+    ]
     steps = [
         f"iteration {checkpoint.iteration:,}" if checkpoint.iteration is not None else "iteration unknown",
         f"{checkpoint.samples:,} samples" if checkpoint.samples is not None else "",

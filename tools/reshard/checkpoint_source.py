@@ -13,8 +13,6 @@ from training.config.run_config import RunConfig
 STATE = "optimizer.state."
 MASTER = STATE + "param."
 STATES = ("param", "exp_avg", "exp_avg_sq")
-AVERAGES = ("ema", "average_last")
-"""Of weights, which other programs' formats have no place for."""
 UNCHANGED = ("rng.", "fp8.")
 
 

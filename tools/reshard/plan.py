@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from models.resolve import resolve
 from program.errors import UserError
-from tools.reshard.checkpoint_source import AVERAGES, STATE, STATES, UNCHANGED, CheckpointSource
+from tools.reshard.checkpoint_source import STATE, STATES, UNCHANGED, CheckpointSource
 from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import SourceRows, TargetTensor
 from tools.shared.dtypes import FLOATS
+from training.checkpoint.chosen_weights import AVERAGES
 from training.checkpoint.state import State
 from training.config.run_config import RunConfig
 

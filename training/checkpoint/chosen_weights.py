@@ -8,6 +8,7 @@ from training.checkpoint.state import read_state
 
 ChosenWeights = Literal["trained", "ema", "average_last"]
 """trained: as training left them; others: training/averages.py."""
+AVERAGES: tuple[str, ...] = get_args(ChosenWeights)[1:]
 
 PREFIX = "optimizer.state."
 
@@ -18,7 +19,7 @@ def prefix_of(weights: ChosenWeights, folder: Path) -> str:
         return f"{PREFIX}param."
     counts = read_state(folder).optimizer.get("averaged")
     kept = counts if isinstance(counts, dict) else {}
-    found = [name for name in get_args(ChosenWeights) if kept.get(name)]
+    found = [name for name in AVERAGES if kept.get(name)]
     if weights not in found:
         raise UserError(
             f"--weights {weights}: {folder} has {' and '.join(found) or 'none'}. train.ema_decay and "

@@ -175,12 +175,8 @@ def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
     form, is_main = form_of(part), part.distributed_optimizer_instance_id == 0
     for param, held in _ranges(part):
         main = _inner(part, param)
-        yield (
-            param,
-            Slice(
-                held.start, _tensors(part, form, main, param), is_shared=False, is_main=is_main, main=main, form=form
-            ),
-        )
+        tensors = _tensors(part, form, main, param)
+        yield param, Slice(held.start, tensors, is_shared=False, is_main=is_main, main=main, form=form)
 
 
 def _inner(part: DistributedOptimizer, param: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from parallel.regions import Box
 from program.schema import JSON, fits, shown
 from training.checkpoint import folders
 from training.checkpoint.account import account_problems
+from training.checkpoint.chosen_weights import AVERAGES
 from training.checkpoint.format.index import CheckpointIndex
 from training.checkpoint.format.manifest import DamagedError, read_manifest
 from training.checkpoint.format.verify import Damage
@@ -24,8 +25,10 @@ from training.checkpoint.state import State, read_state, step_of
 
 STATE_PREFIX = "optimizer.state."
 WEIGHTS, SECOND_MOMENT = f"{STATE_PREFIX}param.", f"{STATE_PREFIX}exp_avg_sq."
-AVERAGES = (f"{STATE_PREFIX}ema.", f"{STATE_PREFIX}average_last.")
-KNOWN = (WEIGHTS, f"{STATE_PREFIX}exp_avg.", SECOND_MOMENT, f"{STATE_PREFIX}momentum_buffer.", *AVERAGES)
+KNOWN = (
+    WEIGHTS, f"{STATE_PREFIX}exp_avg.", SECOND_MOMENT, f"{STATE_PREFIX}momentum_buffer.",
+    *(f"{STATE_PREFIX}{name}." for name in AVERAGES),
+)  # fmt: skip
 """What keys of AdamW's states begin with; what a user's own optimizer keeps means what it likes."""
 ROUNDED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """dtypes that torch finds extremes of."""

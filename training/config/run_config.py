@@ -145,7 +145,7 @@ class RunConfig:
             layout = layout if world else self.layout(world_size)
             if not world and "profile" in sound:
                 problems += profile_problems(self.profile, layout, self.device, elastic=self.parallel.elastic)
-        if "train" in sound:
+        if "train" in sound and self.model.seq_length > 0:  # by which tokens become samples
             batch = batch_problems(self.train, self.model.seq_length, layout)
             problems += batch
             if not batch and "optimizer" in sound:

@@ -227,11 +227,11 @@ def _of_shards(chunks: Sequence[FullyShardedChunk], optimizer: MegatronOptimizer
     if not any(shard.device == chunks[0].device for shard in shards):  # which are on the host, and so is their state
         return Counted(weights=whole * kept, gradients=0, optimizer=0)
     is_main = kept or dtype != torch.float32
+    here = (one for one in _optimizer_tensors(optimizer) if one.device == chunks[0].device)  # averages may not be
     return Counted(
         weights=whole if kept else 0 if is_main else held_bytes,
         gradients=held_bytes,
-        optimizer=_fresh(_optimizer_tensors(optimizer, device_alone=True), {_storage(shard) for shard in shards})
-        + held_bytes * is_main,
+        optimizer=_fresh(here, {_storage(shard) for shard in shards}) + held_bytes * is_main,
     )
 
 
@@ -281,11 +281,8 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-def _optimizer_tensors(optimizer: MegatronOptimizer, device_alone: bool = False) -> Iterator[Tensor]:
-    """Main weights and state of every optimizer in the chain; those on a rank without parameters have none.
-
-    device_alone: of averages, those beside their weights.
-    """
+def _optimizer_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
+    """Main weights, state and averages of each optimizer in the chain; those on a rank without parameters have none."""
     chained: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
     for one in chained:
         inner = getattr(one, "optimizer", None)
@@ -293,7 +290,7 @@ def _optimizer_tensors(optimizer: MegatronOptimizer, device_alone: bool = False)
             continue
         for group in inner.param_groups:
             yield from group["params"]
-        for main, kept in getattr(one, "averages", {}).items():
-            yield from (average for average in kept.values() if average.device == main.device or not device_alone)
+        for averages in getattr(one, "averages", {}).values():
+            yield from averages.values()
         for state in inner.state.values():
             yield from (piece for value in state.values() if isinstance(value, Tensor) for piece in stored(value))

@@ -179,10 +179,8 @@ def with_schedule(state: State, config: RunConfig) -> State:
 
     Of WSD's last part its scheduler saves nothing: that is the recipe's. Without numbers that can be one, none is kept.
     """
-    said, recipe = (
-        state.entries.get(SCHEDULER),
-        learning_schedule(config.optimizer, config.train, config.model.seq_length),
-    )
+    said = state.entries.get(SCHEDULER)
+    recipe = learning_schedule(config.optimizer, config.train, config.model.seq_length)
     if not isinstance(said, dict):
         return state
     theirs = {ours: said.get(name) for name, ours in _OF_SCHEDULER.items()}
