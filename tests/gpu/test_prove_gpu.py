@@ -120,6 +120,7 @@ def test_throughput_counts_the_tokens_of_one_rank(tmp_path: Path) -> None:
         assert found[0]["measured"][name] == pytest.approx(found[0]["predicted"][name], rel=0.01)
 
 
+@pytest.mark.campaign
 def test_a_stall_is_measured(tmp_path: Path) -> None:
     """On a CPU a thread copies, and nothing is pinned."""
     text = dump(measured_models.run_config(SIZES["tiny"], "llama3_tiny", 1, PrecisionConfig(dtype="fp32"), 1))
@@ -360,6 +361,7 @@ def test_what_is_not_timed_runs_side_by_side() -> None:
     assert prove_gpu.batched(everything, together=True) == [[first, timed, second], [reader]]
 
 
+@pytest.mark.campaign
 def test_what_fails_in_toy_size_gets_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     untimed = subject("succeed", "untimed", timed=False)
     code, report = proved(tmp_path, CARD, untimed, subject("crash"), subject("succeed"), toy_first=True)
@@ -398,6 +400,7 @@ def test_a_subject_gets_what_the_others_leave() -> None:
     assert limit(100, 3) == 100
 
 
+@pytest.mark.campaign
 def test_a_disk_that_takes_nothing_does_not_stop_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     budget = Budget(total_s=60, began=time.monotonic())

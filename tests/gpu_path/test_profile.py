@@ -63,6 +63,7 @@ def test_a_measured_step(device: WarmDevice, tmp_path: Path) -> None:
     assert all(0 < line["pipeline_bubble"] < 1 for line in logged if line["iteration"] in (3, 6))
 
 
+@pytest.mark.campaign
 def test_a_trace_for_nsys(device: WarmDevice, tmp_path: Path) -> None:
     """Rank 0's second iteration lies between the profiler calls, with ranges that end where they began."""
     profile = ["--profile.enable_profiling", "True", "--profile.step_start", "1", "--profile.step_end", "2"]

@@ -186,9 +186,8 @@ def plain(te_device: WarmDevice, tmp_path_factory: pytest.TempPathFactory) -> An
     "recipe, layout, shape",
     [
         pytest.param("tensorwise", "", "debug", marks=pytest.mark.campaign),
-        ("nvfp4", "", "debug"),
         *(pytest.param(recipe, "", "debug", marks=pytest.mark.campaign)
-          for recipe in ("delayed", "blockwise", "mxfp8")),
+          for recipe in ("nvfp4", "delayed", "blockwise", "mxfp8")),
         *(pytest.param(recipe, layout, shape, marks=pytest.mark.campaign)
           for recipe in ("delayed", "tensorwise", "blockwise", "mxfp8")
           for layout, shape in [("tp2sp", "debug"), ("dp2overlap", "debug"), ("ep2", "mixtral_tiny"),
@@ -430,6 +429,7 @@ def test_a_card_that_cannot_do_a_recipe_says_so(te_device: WarmDevice, tmp_path:
     assert f'precision.{field} = "{recipe}" cannot run on {card}: Device compute capability 10.0' in str(failed.value)
 
 
+@pytest.mark.campaign
 def test_fp8_without_it_is_refused(device: WarmDevice, tmp_path: Path) -> None:
     """Megatron would train in bf16 and say nothing."""
     with pytest.raises(

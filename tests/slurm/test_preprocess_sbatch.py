@@ -58,6 +58,7 @@ def test_an_array_that_does_not_begin_at_0_is_refused(text: Path, tmp_path: Path
     assert "expected --array 0-N" in ran.stderr
 
 
+@pytest.mark.campaign
 def test_the_signal_before_the_time_limit_stops_it_with_75(tmp_path: Path) -> None:
     text = tmp_path / "in.jsonl"
     text.write_text("".join(json.dumps({"text": f"document {number} " * 5000}) + "\n" for number in range(600)))

@@ -188,6 +188,7 @@ def test_bf16_and_fp16_stay_near_fp32(prepared: Prepared, one: Path, bf16: list[
         assert max(abs(a - b) for a, b in zip(found, fp32, strict=True)) < 2e-2
 
 
+@pytest.mark.campaign
 def test_bf16_in_a_layout(prepared: Prepared, bf16: list[float], tmp_path: Path) -> None:
     four = losses(train(prepared, configuration(tmp_path, *FOUR, *BF16, "--train.exit_interval", "2", *TP2PP2), 4))
     assert max(abs(a - b) for a, b in zip(bf16[:2], four, strict=True)) < 5e-3

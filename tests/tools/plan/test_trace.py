@@ -83,11 +83,11 @@ TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
     [
         pytest.param("llama3_tiny", TINY, 0, marks=CAMPAIGN),
         pytest.param("llama3_tiny", TINY, 1, marks=CAMPAIGN),
-        ("llama3_tiny", dataclasses.replace(TINY, vpp=2), 0),
+        pytest.param("llama3_tiny", dataclasses.replace(TINY, vpp=2), 0, marks=CAMPAIGN),
         pytest.param("llama3_tiny", dataclasses.replace(TINY, recompute="full"), 0, marks=CAMPAIGN),
         pytest.param("llama3_tiny", dataclasses.replace(TINY, cp=2), 1, marks=CAMPAIGN),
         pytest.param("gpt2_tiny", TINY, 0, marks=CAMPAIGN),
-        ("gpt2_tiny", dataclasses.replace(TINY, tp=1), 1),
+        pytest.param("gpt2_tiny", dataclasses.replace(TINY, tp=1), 1, marks=CAMPAIGN),
         pytest.param("mistral_tiny", TINY, 0, marks=CAMPAIGN),
         ("llama3_tiny", dataclasses.replace(TINY, recompute="core_attn"), 0),
     ],
@@ -211,10 +211,10 @@ def test_all_stages_by_one_process() -> None:
     [
         pytest.param("mixtral_tiny", Candidate(tp=2, pp=2, ep=2, dp=2, microbatches=2), 128, marks=CAMPAIGN),
         pytest.param("mixtral_8x7b", Candidate(tp=2, pp=8, ep=8, dp=8, microbatches=2), 4096, marks=CAMPAIGN),
-        ("llama32_1b", dataclasses.replace(BIG, precision="fp32", recompute="full"), 1024),
+        pytest.param("llama32_1b", dataclasses.replace(BIG, precision="fp32", recompute="full"), 1024, marks=CAMPAIGN),
         pytest.param("llama32_1b", dataclasses.replace(BIG, recompute="full"), 1024, marks=CAMPAIGN),
         pytest.param("qwen3_8b", BIG, 2048, marks=CAMPAIGN),
-        ("minitron_4b", BIG, 2048),
+        pytest.param("minitron_4b", BIG, 2048, marks=CAMPAIGN),
         pytest.param("apertus_8b", BIG, 2048, marks=CAMPAIGN),
         ("gpt2", dataclasses.replace(BIG, tp=1), 1024),
         pytest.param("gpt2", dataclasses.replace(BIG, precision="fp32"), 1024, marks=CAMPAIGN),
@@ -275,11 +275,11 @@ def test_formulas_know_how_many_queries_attention_looks_at_together() -> None:
 @pytest.mark.parametrize(
     "model, stage, seq, recompute",
     [
-        ("llama32_1b", 1, 8192, "none"),
+        pytest.param("llama32_1b", 1, 8192, "none", marks=CAMPAIGN),
         ("llama32_1b", 3, 2048, "full"),
         pytest.param("deepseek_v2_lite", 1, 8192, "none", marks=CAMPAIGN),
         pytest.param("deepseek_v2_lite", 1, 8192, "full", marks=CAMPAIGN),
-        ("gpt2", 0, 1024, "none"),
+        pytest.param("gpt2", 0, 1024, "none", marks=CAMPAIGN),
         pytest.param("gpt2", 3, 1024, "none", marks=CAMPAIGN),
     ],
 )

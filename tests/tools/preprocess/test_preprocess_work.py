@@ -104,9 +104,9 @@ def test_killed_at_random_points_gives_the_bytes_of_an_uninterrupted_run(
     times = list(kills(draw, folder, "x", 4, shards))
     if flags:
         times = [
-            *kills(draw, work, "unit", 4, shards),
+            *kills(draw, work, "unit", 3, shards),
             *kills(draw, work, "mixed", 2, shards),
-            *joining(draw, target, 2),
+            *joining(draw, target, 1),
         ]
     stages = []
     for is_time, delay_s in times:
@@ -118,7 +118,7 @@ def test_killed_at_random_points_gives_the_bytes_of_an_uninterrupted_run(
         stages.append((units, len(list(work.glob("mixed-*.idx"))), any(folder.glob(f"{target.name}.bin.tmp-*"))))
     in_units = [units for units, mixed, _ in stages if 0 < units < shards and not mixed]
     in_shuffling = [mixed for _, mixed, _ in stages if 0 < mixed < shards]
-    assert len(set(in_units)) > 2, stages
+    assert len(set(in_units)) > 1, stages
     assert not flags or (in_shuffling and any(is_joining for *_, is_joining in stages)), stages
     assert run(*command, "--output", folder / "x") == 0
     assert results(folder) == results(tmp_path / "whole")

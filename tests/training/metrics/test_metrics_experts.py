@@ -73,7 +73,7 @@ def test_numbers_are_of_the_size_that_they_must_have(reference: list[dict[str, A
     assert first["mtp_loss"] == pytest.approx([math.log(257)] * 2, abs=0.2)
 
 
-@pytest.mark.parametrize("layout", some(LAYOUTS, ("tp2sp", "pp2")))
+@pytest.mark.parametrize("layout", some(LAYOUTS, ("tp2sp",)))
 def test_every_layout_measures_the_same(
     layout: str, reference: list[dict[str, Any]], prepared: Prepared, tmp_path: Path
 ) -> None:
