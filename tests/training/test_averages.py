@@ -121,6 +121,7 @@ def test_they_are_taken_by_name(run: Path, tmp_path: Path) -> None:
     opened = open_checkpoint(ModelFlags(checkpoint=newest, layout="tp2", dtype="fp32", weights="ema"))
 
     def work(model: LoadedModel) -> None:
+        assert model.numbers == "fp32, weights ema"
         held = model.chunks[0].module.embedding.word_embeddings.weight
         torch.save(held, tmp_path / f"{model.ranks.at.tp}.pt")
 

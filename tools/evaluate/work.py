@@ -81,7 +81,7 @@ def evaluate(job: ScoringJob, model: LoadedModel) -> None:
     shared = SharedModel(scorer, generator, model.ranks)
     model.ranks.say(
         f"{model.folder} ({config.model.title}), {model.ranks.layout} on {model.ranks.device.type}, "
-        f"{config.precision.dtype}, at most {shape.seq_length} tokens of a request"
+        f"{model.numbers}, at most {shape.seq_length} tokens of a request"
     )
     began_s = time.time()
 
@@ -151,6 +151,7 @@ def described(results: dict[str, Any], job: ScoringJob, model: LoadedModel, bega
                 "checkpoint": str(model.folder),
                 "layout": str(model.ranks.layout),
                 "dtype": model.config.precision.dtype,
+                "weights": model.weights,
             },
             "batch_size": job.micro_batch_size,
             "device": model.ranks.device.type,

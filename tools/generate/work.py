@@ -160,7 +160,7 @@ def _introduce(model: LoadedModel, job: Job) -> None:
     shape = f"{model.shape.num_layers} layers, hidden {model.shape.hidden_size}"
     model.ranks.say(
         f"{model.folder} ({model.config.model.title}: {shape}), {model.ranks.layout} on {model.ranks.device.type}, "
-        f"{model.config.precision.dtype}; {how}{without}"
+        f"{model.numbers}; {how}{without}"
     )
 
 

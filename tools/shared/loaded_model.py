@@ -24,6 +24,7 @@ from parallel.launch import Identity
 from parallel.lean_imports import lean
 from program.errors import UserError
 from tools.shared.opened_checkpoint import OpenedCheckpoint
+from training.checkpoint.chosen_weights import ChosenWeights
 from training.cli import parse
 from training.config.run_config import RunConfig
 
@@ -48,8 +49,15 @@ class LoadedModel:
     config: RunConfig
     folder: Path
     """The checkpoint."""
+    weights: ChosenWeights
     stdout: int | None
     """On rank 0 the program's own stdout; libraries' words go elsewhere. See ``write``."""
+
+    @property
+    def numbers(self) -> str:
+        """For a tool's first line: their format, and which average of the weights they are."""
+        average = "" if self.weights == "trained" else f", weights {self.weights}"
+        return f"{self.config.precision.dtype}{average}"
 
     @property
     def text_model(self) -> "TextModel":
@@ -203,5 +211,5 @@ def build(opened: OpenedCheckpoint, ranks: "Ranks", stdout: int | None = None) -
         wrapped.eval()
     return LoadedModel(
         chunks=chunks, ranks=ranks, tokenizer=opened.tokenizer, shape=shape, config=config, folder=opened.folder,
-        stdout=stdout,
+        weights=opened.weights, stdout=stdout,
     )  # fmt: skip

@@ -70,6 +70,7 @@ class OpenedCheckpoint:
     """What else its state.json notes."""
     world_size: int
     """Ranks that ``config.parallel`` needs."""
+    weights: ChosenWeights
     prefix: str
     """What keys of the trained weights begin with that are taken (training/checkpoint/chosen_weights.py)."""
 
@@ -108,6 +109,7 @@ def open_checkpoint(flags: ModelFlags, world_size: int | None = None) -> OpenedC
         tokenizer_problem=problem,
         entries=entries,
         world_size=world_size,
+        weights=flags.weights,
         prefix=prefix,
     )
 
