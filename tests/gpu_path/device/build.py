@@ -28,7 +28,6 @@ CUDA = next(
 """CUDA's headers: of torch's wheels, or of a container that brings torch."""
 
 RUNTIME = "runtime.cpp", "queues.cpp", "graphs.cpp", "memory.cpp", "nccl.cpp", "reductions.cpp"
-OPERATORS = "operators.cpp", "kernels.cpp"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-w", f"-isystem{CUDA}")
 TORCH_FLAGS = (f"-isystem{TORCH}/include", f"-isystem{TORCH}/include/torch/csrc/api/include")
 
@@ -88,19 +87,17 @@ def compile_all(folder: Path) -> None:
         ("gcc", "-w", "-fPIC", *shared, "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", HERE / "driver.c",
          "driver_stubs.c", "-ldl"),
         *(("g++", *FLAGS, "-fvisibility=hidden", "-c", "-o", f"{source}.o", HERE / source) for source in RUNTIME),
-        *(("g++", *FLAGS, *TORCH_FLAGS, "-c", "-o", f"{source}.o", HERE / source) for source in OPERATORS),
     ]  # fmt: skip
-    running: list[subprocess.Popen[str]] = []
+    # as one unit: torch's headers take most of the time, and as long as all else
+    operators = start(("g++", *FLAGS, *TORCH_FLAGS, "-include", HERE / "kernels.cpp", "-c", "-o", "operators.o",
+                       HERE / "operators.cpp"), folder)  # fmt: skip
     for command in commands:
-        if len(running) == 2:
-            finish(running.pop(0))
-        running.append(start(command, folder))
-    for process in running:
-        finish(process)
+        finish(start(command, folder))
+    finish(operators)
     libraries = f"-L{TORCH}/lib", "-lc10", "-ltorch_cpu", "-lc10_cuda", "-ltorch_cuda"
     finish(start(("g++", *shared, "-o", "emulated_cuda.so", *(f"{source}.o" for source in RUNTIME), "stubs.o", "-ldl",
                   "-lpthread"), folder))  # fmt: skip
-    finish(start(("g++", *shared, "-o", "operators.so", *(f"{source}.o" for source in OPERATORS), *libraries,
+    finish(start(("g++", *shared, "-o", "operators.so", "operators.o", *libraries,
                   "-Wl,--unresolved-symbols=ignore-all"), folder))  # fmt: skip
 
 
