@@ -25,7 +25,7 @@ from tests.benchmarks.circumstances import ROOT, circumstances, commit, earlier,
 
 PYTEST = "-m pytest --campaign --dist loadfile --no-loadscope-reorder"
 PROGRAMS = {
-    "oracle": "-m tests.oracle --cases 400 --write_page",
+    "oracle": "-m tests.oracle --cases 400 --mend --write_page",
     "faults": "-m tests.faults",
     "soak": "-m tests.faults.soak --minutes 30",
     "monitoring": "-m tests.monitoring",

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from models.hf.other_keys import TOKEN_IDS
 from models.hf.shapes import write_config
 from models.hf.tables import constants
 from models.shapes import GPTShape
@@ -104,10 +105,13 @@ class Reference:
         return found
 
     def words(self) -> set[str]:
-        """Names of word embeddings and output layer, by transformers' own modules."""
+        """Names of word embeddings and output layer, by transformers' own modules, as it would save them."""
+        from transformers.core_model_loading import revert_weight_conversion
+
         modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         own = {id(module.weight) for module in modules}
-        return {name for name, param in self.model.named_parameters() if id(param) in own}
+        found = {name: param.detach() for name, param in self.model.named_parameters() if id(param) in own}
+        return set(revert_weight_conversion(self.model, found))
 
     def _mtp_parameters(self) -> list[tuple[str, nn.Parameter]]:
         if self.mtp is None:
@@ -182,7 +186,7 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
     }
     save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
     config |= {"chunk_size": 16} if "M" in shape.hybrid_layer_pattern else {}  # of a scan: the result is the same
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    ends = dict.fromkeys(TOKEN_IDS, 0) | {"pad_token_id": None}  # not every class takes None for each
     (folder / "config.json").write_text(json.dumps(config | ends | {"dtype": "float32"}))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.config._experts_implementation = "eager"
