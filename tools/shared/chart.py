@@ -105,6 +105,13 @@ class Drawing:
         )
 
 
+def as_file(chart: str) -> str:
+    """What ``Drawing.render`` gave, as an SVG file: it brings its paper and its colours for light and dark."""
+    head, inner = chart[chart.index("<svg") : chart.rindex("</div>")].split(">", 1)
+    paper = '<rect width="100%" height="100%" fill="var(--page)"/>'
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{paper}{inner}\n'
+
+
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers between two ends."""
     if high <= low:
