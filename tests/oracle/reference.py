@@ -195,6 +195,9 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
         model.config.num_mtp_layers = shape.mtp_num_layers
         if getattr(model.config, "layer_types", None) is not None:
             model.config.mtp_layer_types = [model.config.layer_types[-1]] * shape.mtp_num_layers
+        if hasattr(model.config, "decoder_sparse_step"):  # a depth is as the last block, not as the next one would be
+            dense = [] if shape.moe_blocks[-1] else [shape.num_layers + depth for depth in range(shape.mtp_num_layers)]
+            model.config.decoder_sparse_step, model.config.mlp_only_layers = 1, dense
         reference.mtp = hf_mtp_model(model, shape).double()
         _load_depths(reference, weights)
     for module in [*model.modules(), *(reference.mtp.layers.modules() if reference.mtp is not None else ())]:
