@@ -16,6 +16,7 @@ from parallel.launch import Identity
 from parallel.local_ranks import fork_ranks
 from tests.oracle.case import STEPS, Case, corpus
 from tests.oracle.exported import State, assembled, exported
+from tests.oracle.muon import Muon
 from tests.oracle.oracle import AdamW, Answer, GlobalBatch, answer, biases, clip_scale, global_batches
 from tests.oracle.reference import in_double, load
 from tests.oracle.sizes import scheduled
@@ -86,7 +87,7 @@ def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
     """All iterations."""
     ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(case.world_size)]
     steps = [together(case, [rank[number] for rank in ranks]) for number in range(STEPS)]
-    verdict, adam = Verdict("equal"), AdamW(case.config.optimizer)
+    verdict, adam, muon = Verdict("equal"), AdamW(case.config.optimizer), Muon(case.config.optimizer, case.shape)
     batches = itertools.islice(global_batches(case, prepared), STEPS)
     parts = zip(steps, batches, scheduled(case.config, STEPS), strict=True)
     for number, (step, batch, rates) in enumerate(parts, 1):
@@ -100,7 +101,11 @@ def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
         note.close("learning rate", step["learning_rate"], rates.learning_rate, SCHEDULE)
         note.close("weight decay", step["weight_decay"], rates.weight_decay, SCHEDULE)
         scale = clip_scale(theirs.norm, case.config.optimizer.clip_grad)
-        updates(note, step, adam.updated(step["weights"], step["gradients"], scale, rates, reference.words()))
+        updated = adam.updated(step["weights"], step["gradients"], scale, rates, reference.words())
+        if case.config.optimizer.optimizer == "muon":
+            ours, gradients_of_ours = step["under our names"]
+            updated |= exported(muon.updated(ours, gradients_of_ours, scale, rates), case.shape)
+        updates(note, step, updated)
         expert_biases(note, step, theirs.loads, case.shape.moe_router_bias_update_rate)
     return verdict
 
@@ -121,8 +126,12 @@ def together(case: Case, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """One iteration of all ranks: numbers as the first has them, tensors whole, under transformers' names."""
     step = dict(ranks[0])
     step["weight_decay"] = max(rank["weight_decay"] for rank in ranks)
-    for name in ("weights", "gradients", "clipped", "updated"):
-        step[name] = exported(assembled([part for rank in ranks for part in rank[name]]), case.shape)
+    ours = {
+        name: assembled([part for rank in ranks for part in rank[name]])
+        for name in ("weights", "gradients", "clipped", "updated")
+    }
+    step |= {name: exported(tensors, case.shape) for name, tensors in ours.items()}
+    step["under our names"] = ours["weights"], ours["gradients"]
     return step
 
 

@@ -49,6 +49,8 @@ def _batch(case: Case) -> Iterator[str]:
         yield "several samples in a microbatch"
     if train.rampup_batch_size:
         yield "ramp"
+    if train.step_batch_size_schedule:
+        yield "steps"
 
 
 def _layout(case: Case) -> Iterator[str]:
@@ -85,6 +87,7 @@ def _memory(case: Case) -> Iterator[str]:
 def _optimizer(case: Case) -> Iterator[str]:
     optimizer = case.config.optimizer
     yield optimizer.lr_decay_style
+    yield optimizer.optimizer
     if optimizer.decoupled_lr is not None:
         yield "embeddings and output layer at a rate of their own"
     if optimizer.clip_grad:

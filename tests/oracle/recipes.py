@@ -10,6 +10,7 @@ from models.shapes import GPTShape
 from tests.oracle.case import Case
 from tools.parity.layouts import with_layout
 from training.cli import parse
+from training.config.run_config import RunConfig
 
 RECIPE = Path(__file__).resolve().parents[2] / "slurm/recipes/debug.toml"
 MOST_RANKS = 8
@@ -63,8 +64,9 @@ def drawn(seed: int) -> Case:
         apart["decoupled_min_lr"] = draw.choice((None, 2e-5))
         if apart["decoupled_min_lr"] is not None or config.optimizer.min_lr <= apart["decoupled_lr"]:
             config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **apart))
+    config, of_later = _later(draw, config, world_size)
     of_data = [name for name, on in data.items() if on]
-    words = [*words, *of_batch, *of_data, f"{ends:.0%} ends"]
+    words = [*words, *of_batch, *of_data, f"{ends:.0%} ends", *of_later]
     return Case(
         seed=seed, config=config, world_size=world_size, layout=layout or "tp1", ends=ends, words=", ".join(words)
     )
@@ -183,3 +185,41 @@ def _optimizer(draw: random.Random) -> dict[str, Any]:
         ramp = draw.choice(("linear", "cosine"))
         fields |= {"start_weight_decay": 0.02, "end_weight_decay": 0.2, "weight_decay_incr_style": ramp}
     return fields
+
+
+def _later(draw: random.Random, config: RunConfig, world_size: int) -> tuple[RunConfig, list[str]]:
+    """What the generator learned after its first thousand cases, drawn last of all."""
+    words, optimizer, train = [], dict[str, Any](), config.train
+    if draw.random() < 0.25:
+        optimizer = _muon(draw, TINY[config.model.shape])
+        words.append("muon")
+    if draw.random() < 0.15:
+        optimizer["lr_decay_style"] = style = draw.choice(("power", "minus-square-root"))
+        optimizer |= {"lr_decay_power": draw.choice((0.5, 2.0))} if style == "power" else {}
+        words.append(style)
+    if draw.random() < 0.15 and train.rampup_batch_size is None:
+        layout, last = config.layout(world_size), train.global_batch_size
+        least = train.micro_batch_size * layout.dp * (layout.pp if layout.vpp > 1 else 1)
+        first = draw.choice((2 * last, least))
+        if first != last:
+            steps = f"0:{first} {first * config.model.seq_length * draw.choice((1, 2))}:{last}"
+            train = dataclasses.replace(train, step_batch_size_schedule=steps)
+            words.append(f"steps {steps}")
+    return dataclasses.replace(config, train=train, optimizer=dataclasses.replace(config.optimizer, **optimizer)), words
+
+
+def _muon(draw: random.Random, shape: GPTShape) -> dict[str, Any]:
+    """With products in fp32: what bf16 rounds is another number on each layout."""
+    mixers = any(shape.linear_blocks) or "M" in shape.hybrid_layer_pattern  # their parts are not in the oracle
+    return {
+        "optimizer": "muon",
+        "muon_fp32_matmul_prec": "highest",
+        "muon_momentum": draw.choice((0.95, 0.8)),
+        "muon_nesterov": draw.random() < 0.5,
+        "muon_split_qkv": draw.random() < 0.7,
+        "muon_split_fused": draw.random() < 0.3 and not mixers,
+        "muon_coefficient_type": draw.choice(("quintic", "simple")),
+        "muon_num_ns_steps": draw.choice((5, 5, 3)),
+        "muon_scale_mode": draw.choice(("spectral", "unit_rms_norm", "shape_scaling")),
+        "muon_extra_scale_factor": draw.choice((1.0, 0.2)),
+    }

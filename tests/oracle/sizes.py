@@ -10,11 +10,12 @@ from training.config.run_config import RunConfig
 
 
 def batch_sizes(config: RunConfig) -> Iterator[int]:
-    """Samples of each iteration: Megatron-LM's RampupBatchsizeNumMicroBatchesCalculator."""
+    """Samples of each iteration: Megatron-LM's RampupBatchsizeNumMicroBatchesCalculator, or its steps in tokens."""
     full, ramp = config.train.global_batch_size, config.train.rampup_batch_size
+    steps = [pair.split(":") for pair in (config.train.step_batch_size_schedule or f"0:{full}").split()]
     consumed = 0
     while True:
-        size = full
+        size = [int(batch) for tokens, batch in steps if int(tokens) <= consumed * config.model.seq_length][-1]
         if ramp is not None and consumed < ramp[2]:
             start, increment, samples = ramp
             per_increment = samples / ((full - start) // increment) if full > start else samples
@@ -30,6 +31,22 @@ class Rates(NamedTuple):
     weight_decay: float
     of_words: float | None
     """Of word embeddings and output layer, with optimizer.decoupled_lr."""
+
+
+class _Power(OptimizerParamScheduler):
+    """Megatron's linear decay, raised to a power: transformers' get_polynomial_decay_schedule_with_warmup."""
+
+    def __init__(self, parameters: torch.optim.Optimizer, power: float, fields: dict[str, Any]) -> None:
+        self.power = power
+        super().__init__(parameters, **fields | {"lr_decay_style": "linear"})
+
+    def get_lr(self, param_group: dict[str, Any]) -> float:
+        linear = float(super().get_lr(param_group))
+        if self.num_steps <= self.lr_warmup_steps:
+            return linear
+        most, least = param_group.get("max_lr", self.max_lr), param_group.get("min_lr", self.min_lr)
+        assert most is not None and least is not None
+        return float(least + (most - least) * ((linear - least) / (most - least)) ** self.power)
 
 
 def scheduled(config: RunConfig, steps: int) -> list[Rates]:
@@ -61,7 +78,13 @@ def scheduled(config: RunConfig, steps: int) -> list[Rates]:
         "wsd_decay_steps": consumed[decay] - consumed[max(0, decay - wsd)],
         "lr_wsd_decay_style": optimizer.lr_wsd_decay_style,
     }
-    scheduler = OptimizerParamScheduler(parameters, **fields)
+    if optimizer.lr_decay_style == "minus-square-root":  # WSD's, with no stable phase
+        fields |= {"lr_decay_style": "WSD", "lr_wsd_decay_style": "minus_sqrt"}
+        fields["wsd_decay_steps"] = consumed[decay] - consumed[optimizer.lr_warmup_iters]
+    if optimizer.lr_decay_style == "power":
+        scheduler: OptimizerParamScheduler = _Power(parameters, optimizer.lr_decay_power, fields)
+    else:
+        scheduler = OptimizerParamScheduler(parameters, **fields)
     found, steps_of = [], batch_sizes(config)
     for _ in range(steps):
         group, second = parameters.param_groups
