@@ -39,8 +39,6 @@ class Slice(NamedTuple):
     """What the optimizer keeps, or copies in fp32 where it is kept in a form that no tensor of floats is."""
     is_shared: bool
     """It is of all that: every rank that holds the parameter, or the same shard, has the same (no ZeRO-1)."""
-    is_main: bool
-    """Not a copy that another instance of a distributed optimizer holds too."""
     main: Tensor
     """The inner optimizer's parameter."""
     form: StateForm
@@ -62,7 +60,6 @@ class MainParam(NamedTuple):
     tensor: Tensor
     """Of an optimizer that keeps fp32 weights otherwise: the model's shard."""
     is_shared: bool
-    is_main: bool
     start: int = 0
     """All as of ``Slice``."""
 
@@ -157,26 +154,25 @@ def main_params(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, MainPara
     """(model parameter, what this rank updates for it), for each of which it updates any."""
     for part in parts(optimizer):
         if isinstance(part, DistributedOptimizer):
-            is_main = part.distributed_optimizer_instance_id == 0
             for param, held in _ranges(part):
-                yield param, MainParam(_inner(part, param), False, is_main, held.start)
+                yield param, MainParam(_inner(part, param), False, held.start)
         else:
             copies = _copies(part)
             mains = (main for group in part.optimizer.param_groups for main in group["params"])
-            yield from ((copies.get(main, main), MainParam(main, True, True)) for main in mains)
+            yield from ((copies.get(main, main), MainParam(main, True)) for main in mains)
 
 
 def owns(number: int, one: HeldTensor, held: Slice | MainParam, ranks: Ranks) -> bool:
     """Whether, of all ranks that hold the same of the ``number``-th parameter's state, this one saves and counts it."""
-    return is_writer(number, one, ranks) if held.is_shared else one.regions[0].is_original and held.is_main
+    return is_writer(number, one, ranks) if held.is_shared else one.regions[0].is_original
 
 
 def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
-    form, is_main = form_of(part), part.distributed_optimizer_instance_id == 0
+    form = form_of(part)
     for param, held in _ranges(part):
         main = _inner(part, param)
         tensors = _tensors(part, form, main, param)
-        yield param, Slice(held.start, tensors, is_shared=False, is_main=is_main, main=main, form=form)
+        yield param, Slice(held.start, tensors, is_shared=False, main=main, form=form)
 
 
 def _inner(part: DistributedOptimizer, param: Tensor) -> Tensor:
@@ -200,7 +196,7 @@ def _whole(part: Any) -> Iterator[tuple[Tensor, Slice]]:
     for group in part.optimizer.param_groups:
         for main in group["params"]:
             param = copies.get(main, main)
-            yield param, Slice(0, _tensors(part, form, main, param), is_shared=True, is_main=True, main=main, form=form)
+            yield param, Slice(0, _tensors(part, form, main, param), is_shared=True, main=main, form=form)
 
 
 def _copies(part: Any) -> dict[Tensor, Tensor]:
