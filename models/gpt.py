@@ -216,6 +216,10 @@ def transformer_config(blueprint: Blueprint, ranks: Ranks, transformer_engine: b
         raise SharedMistake(f"megatron-core refuses this model: {error}") from error
     config.deterministic_mode = blueprint.kernels.deterministic  # read as a chunk is built, as is the next one
     config.attention_backend = AttnBackend[blueprint.kernels.attention_backend]
+    # Set behind megatron-core's own derivation, whose multiplier of logits would multiply chunked losses, and come
+    # after a soft cap: models/layers/scaling.py has it. With these it scales embeddings, and marks them for mup.py.
+    config.use_mup, config.mup_embedding_mult = shape.use_mup, shape.mup_embedding_mult
+    HybridModel.mup_warning_printed = True  # "not fully validated": tests/training/test_mup.py compares
     # No fields of mcore's, but a config reaches every module, and those of models/layers read these.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation
@@ -249,6 +253,7 @@ def _shape_settings(shape: GPTShape) -> dict[str, Any]:
         "gated_linear_unit": shape.gated,
         "activation_func": ACTIVATIONS[shape.activation].function(),
         "qk_layernorm": shape.qk_layernorm and not shape.qk_layernorm_full_width,
+        "softmax_scale": shape.scores_mult,
     }
     if not shape.has_attention:  # mcore wants heads that TP divides of every model: those of the mixers do
         heads = shape.linear_num_key_heads if any(shape.linear_blocks) else shape.mamba_heads

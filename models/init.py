@@ -86,13 +86,17 @@ def std_of(name: str, shape: GPTShape) -> float | None:
     """Standard deviation of a parameter's initial values; None: ``constant_of`` says, or ``uniform_of``.
 
     Projections that write into the residual stream get init_method_std / sqrt(their number), as in GPT-2 and Megatron:
-    2 num_layers, or the letters of a pattern.
+    2 num_layers, or the letters of a pattern. muP divides all but those of embeddings and output layer by the root of
+    the width.
     """
     if not name.endswith((".weight", ".gate_weight", ".softmax_offset")) or "norm" in name.rsplit(".", 2)[-2]:
         return None
+    if name.endswith(("embeddings.weight", "output_layer.weight")):
+        return shape.init_method_std
+    std = shape.init_method_std / math.sqrt(shape.width_mult)
     if name.endswith(("linear_proj.weight", "linear_fc2.weight", ".out_proj.weight")):
-        return shape.init_method_std / math.sqrt(num_sublayers(shape))
-    return shape.init_method_std
+        return std / math.sqrt(num_sublayers(shape))
+    return std
 
 
 def fill_normal(

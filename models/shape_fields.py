@@ -390,6 +390,25 @@ class ShapeFields:
     init_method_std: float = same(0.02, span=WEIGHT, exported=False)
     """Standard deviation of initial matrices; output projections get this / sqrt(2 num_layers)."""
 
+    use_mup: bool = declare(False, megatron_lm=False)
+    """Maximal update parametrization (arXiv:2203.03466): initial weights, learning rates, logits and attention's scores
+    are scaled by width, so that a learning rate found at mup_base_hidden_size is right at hidden_size."""
+
+    mup_base_hidden_size: int = declare(0, span=WIDTH, zero_is_none=True)
+    """muP: width at which nothing is scaled. 0: hidden_size."""
+
+    mup_embedding_mult: float = declare(1.0, span=FACTOR)
+    """muP: embeddings of words and positions are multiplied by this."""
+
+    mup_output_mult: float = declare(1.0, span=FACTOR)
+    """muP: logits are multiplied by this. 1: by mup_base_hidden_size / hidden_size."""
+
+    mup_base_head_dim: float = declare(0.0, span=FACTOR, zero_is_none=True)
+    """muP: queries times keys are multiplied by sqrt(this) / kv_channels^mup_attn_scale_power. 0: the root is 1."""
+
+    mup_attn_scale_power: float = declare(1.0, span=FACTOR)
+    """muP: 1 for its own scores, 0.5 for those of a model without it. Latent attention keeps its own."""
+
     hf_model_type: str = declare("", exported=False, use="shapes")
     """transformers' model_type that an export writes where it fits, as an import leaves it. "": the first that fits."""
 

@@ -132,6 +132,25 @@ class GPTShape(ShapeFields):
         return int(self.kv_channels * self.rotary_percent)
 
     @property
+    def width_mult(self) -> float:
+        """muP: how many times the base model's width this one has; 1 without it."""
+        return self.hidden_size / (self.mup_base_hidden_size or self.hidden_size) if self.use_mup else 1.0
+
+    @property
+    def logits_divisor(self) -> float:
+        """What logits are divided by: Granite's number, and muP's."""
+        if not self.use_mup:
+            return self.logits_scaling
+        return self.logits_scaling * (self.width_mult if self.mup_output_mult == 1 else 1 / self.mup_output_mult)
+
+    @property
+    def scores_mult(self) -> float | None:
+        """What queries times keys are multiplied by. None: 1 / sqrt(kv_channels), or as latent attention has it."""
+        if self.softmax_scale or not self.use_mup or self.multi_latent_attention:
+            return self.softmax_scale or None
+        return math.sqrt(self.mup_base_head_dim or 1.0) / self.kv_channels**self.mup_attn_scale_power
+
+    @property
     def gated(self) -> bool:
         """Whether the MLP multiplies two projections (GLU), so that fc1 has 2f rows, the gate's f first."""
         return ACTIVATIONS[self.activation].gated

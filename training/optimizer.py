@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
+from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 
 from parallel.config import ParallelConfig, PrecisionConfig
@@ -20,6 +20,7 @@ from program.errors import SharedMistake
 from training.config.lr_schedule import ScheduledRates
 from training.config.optimizer_config import STATE_FIELDS, OptimizerConfig, state_problems
 from training.loss_weights import weigh_losses
+from training.mup import group_overrides
 from training.optimizer_class import made_by, try_out
 from training.optimizer_forms import form_of
 
@@ -33,8 +34,11 @@ def build(
     precision: PrecisionConfig,
     ranks: Ranks,
     tokens_per_microbatch: int,
+    width_mult: float = 1.0,
 ) -> MegatronOptimizer:
     """One optimizer for this rank's chunks. Its weight decay spares biases and norms, as Megatron's does.
+
+    width_mult: of muP.
 
     Raises SharedMistake for an ``optimizer.optimizer`` of the user's that cannot be trained with.
     """
@@ -52,6 +56,7 @@ def build(
         "adam_beta1": optimizer.adam_beta1,
         "adam_beta2": optimizer.adam_beta2,
         "adam_eps": optimizer.adam_eps,
+        "muon_scale_mode": optimizer.muon_scale_mode,  # read by a warning of muP
         "clip_grad": 0.0 if on_host else optimizer.clip_grad,
         "use_distributed_optimizer": parallel.sharding == "optim",
         "overlap_param_gather": parallel.overlap_param_gather and parallel.sharding == "optim",
@@ -62,9 +67,11 @@ def build(
     settings |= optimizer_settings(stored) | checked("optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig)
     # HybridDeviceOptimizer's parameters must be leaves, and megatron-core cuts shards of fp32 weights out of theirs.
     make = own.make if own is not None else FusedAdam if on_host else None
+    config = MegatronOptimizerConfig(**settings)
+    groups = get_standard_config_overrides(config) | group_overrides(config, optimizer.optimizer, width_mult)
     with made_by(make), torch.no_grad() if optimizer.optimizer_cpu_offload else contextlib.nullcontext():
         built = get_megatron_optimizer(
-            MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
+            config, list(chunks), groups, use_gloo_process_groups=False, pg_collection=ranks.pgs
         )
     if own is not None:
         for part in built.chained_optimizers:
@@ -130,7 +137,9 @@ def set_schedule(optimizer: MegatronOptimizer, rates: ScheduledRates) -> None:
     """Write this iteration's values into every parameter group, times the group's own multipliers."""
     for group in optimizer.param_groups:
         rate = rates.learning_rate
-        if rates.decoupled_learning_rate is not None and not group["default_config"]:  # as megatron-core marks them
+        scale = group.get("lr_mult", 1.0)
+        # megatron-core marks groups with a rate of their own: decoupled ones, and muP's, which have a multiplier
+        if rates.decoupled_learning_rate is not None and not group["default_config"] and scale == 1:
             rate = rates.decoupled_learning_rate
-        group["lr"] = rate * group.get("lr_mult", 1.0)
+        group["lr"] = rate * scale
         group["weight_decay"] = rates.weight_decay * group.get("wd_mult", 1.0)

@@ -192,6 +192,8 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
     """Whether a field stands for something that this architecture is without."""
     if name.startswith("moe_") and not shape.num_moe_experts:
         return True
+    if name.startswith("mup_") and not shape.use_mup:
+        return True
     if name in (
         "q_lora_rank",
         "kv_lora_rank",

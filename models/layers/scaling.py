@@ -14,8 +14,8 @@ def install(chunk: HybridModel, shape: GPTShape) -> None:
     """On the stages that have embeddings or the output layer."""
     if hasattr(chunk, "embedding") and shape.embedding_multiplier != 1.0:
         scale_embeddings(chunk, shape.embedding_multiplier)
-    if hasattr(chunk, "output_layer") and (shape.logits_scaling != 1.0 or shape.final_logit_softcapping):
-        scale_logits(chunk, shape.logits_scaling, shape.final_logit_softcapping)
+    if hasattr(chunk, "output_layer") and (shape.logits_divisor != 1.0 or shape.final_logit_softcapping):
+        scale_logits(chunk, shape.logits_divisor, shape.final_logit_softcapping)
 
 
 def scale_embeddings(chunk: HybridModel, multiplier: float) -> None:

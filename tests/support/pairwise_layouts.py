@@ -29,8 +29,8 @@ SIZES = frozenset("""
 """.split())  # fmt: skip
 """Fields whose value no layout looks at, or that come with another one which it does."""
 OF_ONE_NUMBER = re.compile(
-    r"activation(?! xielu)|glu_|\w+_multiplier|\w+_scaling\b|\w+softcapping|clip_qkv|qk_l2|softmax_scale|mscale|yarn_"
-    r"|rope_(high|attention|original|scaling_factor)|layernorm_zero|attn_scale|moe_(apply|token|router_(topk|pre|score))"
+    r"activation(?! xielu)|glu_|mup_|\w+_multiplier|\w+_scaling\b|\w+softcapping|clip_qkv|qk_l2|softmax_scale|mscale"
+    r"|yarn_|rope_(high|attention|original|scaling_factor)|layernorm_zero|attn_scale|moe_(apply|token|router_(topk|pre|score))"
 )
 """Traits without parameters that compute each number by itself, whichever rank has it."""
 OF_ONE_TOKEN = re.compile(
@@ -38,7 +38,7 @@ OF_ONE_TOKEN = re.compile(
 )
 """Traits that compute each token by itself, whichever rank of a context it is on."""
 OF_LAYERS_OR_ENDS = frozenset("""
-    untie_embeddings_and_output_weights mtp_num_layers moe_layer_freq window_attn_skip_freq no_rope_freq
+    use_mup untie_embeddings_and_output_weights mtp_num_layers moe_layer_freq window_attn_skip_freq no_rope_freq
     hybrid_layer_pattern linear_attention_freq documents
 """.split())  # fmt: skip
 """Traits that a pipeline's stage knows its layers' numbers for, or that its ends have."""

@@ -173,6 +173,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     "optimizer": ("", "muon"),
     **dict.fromkeys(table.MUON_FLAGS, ("--optimizer muon", "7")),
     **dict.fromkeys(("muon-no-split-qkv", "muon-nesterov", "muon-use-nesterov"), ("--optimizer muon", "")),
+    **dict.fromkeys(table.MUP_FIELDS, ("--use-mup", "7")),
     **dict.fromkeys(table.LATENT_FIELDS, ("--multi-latent-attention", "7")),
     **dict.fromkeys(table.EXPERT_SWITCHES, ("--num-experts 4", "")),
 }

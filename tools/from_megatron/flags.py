@@ -64,6 +64,7 @@ def _all() -> Iterator[Flag]:
         translated.MAMBA_FIELDS,
         translated.LINEAR_FIELDS,
         translated.MUON_FIELDS,
+        translated.MUP_FIELDS,
     )
     for name in (name for table in one for name in table):
         yield Flag(name, "1", "translated")

@@ -12,6 +12,9 @@ IRRELEVANT: dict[str, str] = {
         disable-clone-scatter-output-in-embedding mla-down-proj-fusion use-grouped-gemm-for-shared-expert
         use-grouped-gemm-for-dense-mlp moe-use-legacy-grouped-gemm mlp-chunks-for-training=1 flash-decode onnx-safe=1
     """,
+    "megatron-core computes it: --hidden-size over --mup-base-hidden-size": """
+        mup-width-mult=1
+    """,
     "Triplane's fused cross entropy is Transformer Engine's; Megatron-LM's native one rounds its gradient to bf16": """
         cross-entropy-fusion-impl=1
     """,

@@ -114,6 +114,15 @@ MUON_FLAGS = (
     "muon-use-syrk",
 )  # fmt: skip
 
+MUP_FIELDS: dict[str, tuple[str, Default]] = {
+    "mup-base-hidden-size": ("model.mup_base_hidden_size", None),
+    "mup-embedding-mult": ("model.mup_embedding_mult", 1.0),
+    "mup-output-mult": ("model.mup_output_mult", 1.0),
+    "mup-base-head-dim": ("model.mup_base_head_dim", None),
+    "mup-attn-scale-power": ("model.mup_attn_scale_power", 1.0),
+}
+"""Fields that mean something with --use-mup only."""
+
 LATENT_FIELDS: dict[str, tuple[str, Default]] = {
     "q-lora-rank": ("model.q_lora_rank", 0),
     "kv-lora-rank": ("model.kv_lora_rank", 32),
@@ -215,7 +224,7 @@ RULES = """
     yarn-original-max-position-embeddings=1 yarn-beta-fast=1 yarn-beta-slow=1
     window-size=1 window-attn-skip-freq=1
     hybrid-layer-pattern=1 hybrid-override-pattern=1 experimental-attention-variant=1
-    linear-attention-freq=1 linear-conv-kernel-dim=1
+    linear-attention-freq=1 linear-conv-kernel-dim=1 use-mup
     num-experts=1 moe-router-load-balancing-type=+ moe-aux-loss-coeff=+ mtp-num-layers=1
     vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1 no-pad-vocab-size disable-pad-vocab-size
     vocab-file=1 merge-file=1

@@ -20,9 +20,6 @@ OTHER_MODEL: dict[str, str] = {
         moe-latent-size=1 mtp-use-repeated-layer mtp-detach-heads moe-router-force-biased=1
         moe-expert-rank-capacity-factor=1 moe-router-quantile-balancing-ema=1|0 mtp-standalone
     """,
-    "maximal update parametrisation, which scales outputs, logits and learning rates": """
-        use-mup
-    """,
     "another training than on next tokens: instructions, preferences, distillation": """
         sft perform-rl-step logits-load-dir=1
     """,
@@ -42,8 +39,6 @@ OTHER_MODEL: dict[str, str] = {
         no-dsa-indexer-rotate-activation no-dsa-indexer-scoring-relu disable-dsa-indexer-rotate-activation
         disable-dsa-indexer-scoring-relu mrope-section=+
         relative-attention-num-buckets=1 relative-attention-max-distance=1 sft-tokenizer-prompt-format=1
-        mup-width-mult=1 mup-base-hidden-size=1 mup-embedding-mult=1 mup-output-mult=1 mup-base-head-dim=1
-        mup-attn-scale-power=1
     """,
     "how weights are drawn; Triplane draws them from a normal distribution with init_method_std": """
         embedding-init-method-std=1 init-method-xavier-uniform data-parallel-random-init

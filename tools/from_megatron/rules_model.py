@@ -9,6 +9,7 @@ from tools.from_megatron.flags_translated import (
     LATENT_FIELDS,
     LINEAR_FIELDS,
     MAMBA_FIELDS,
+    MUP_FIELDS,
     PREDICTION_FIELDS,
 )
 
@@ -27,6 +28,10 @@ def model(draft: Draft) -> None:
     _only_with(draft, draft.arguments.switch("multi-latent-attention"), "multi-latent-attention", list(LATENT_FIELDS))
     if draft.arguments.switch("multi-latent-attention"):
         draft.fields(LATENT_FIELDS)
+    _only_with(draft, draft.arguments.switch("use-mup"), "use-mup", list(MUP_FIELDS))
+    if draft.arguments.switch("use-mup"):
+        draft.put("model.use_mup", True, "--use-mup")
+        draft.fields(MUP_FIELDS)
 
 
 def _sizes(draft: Draft) -> None:

@@ -35,6 +35,7 @@ def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     """What an experienced operator would object to; of small models and CPU runs, idle stages and vain fields."""
     size = num_parameters(shape)
     found = [*_pipeline(config.train, layout), *_schedule(config), *_without_effect(config), *_exposed(config.log)]
+    found += _mup(config, shape)
     if config.device == "cpu":
         return [*found, *_host_memory(config, shape, layout)]
     if size < SMALL:
@@ -158,6 +159,17 @@ def _schedule(config: RunConfig) -> Iterator[str]:
             f"{schedule.learning_rate(math.floor(end) + 1):.3g} at once. Lower "
             "optimizer.lr_wsd_decay_iters or _samples."
         )
+
+
+def _mup(config: RunConfig, shape: GPTShape) -> Iterator[str]:
+    mode = config.optimizer.muon_scale_mode
+    if shape.width_mult != 1 and config.optimizer.optimizer == "muon" and mode != "unit_rms_norm":
+        yield (
+            f'model.use_mup with optimizer.muon_scale_mode "{mode}": updates of matrices grow with width, and a '
+            'learning rate found at another width is not right here. Use "unit_rms_norm".'
+        )
+    if not shape.use_mup and (shape.mup_base_hidden_size or shape.mup_base_head_dim):
+        yield "model.mup_base_hidden_size and mup_base_head_dim have no effect without model.use_mup."
 
 
 def _memory(config: RunConfig, shape: GPTShape, held: Predicted) -> Iterator[str]:

@@ -28,6 +28,16 @@ def mtp_problems(shape: GPTShape, documents_apart: bool) -> list[str]:
     return found
 
 
+def mup_problems(shape: GPTShape, optimizer: str) -> list[str]:
+    """muP with an optimizer whose updates may have any size."""
+    if not shape.use_mup or optimizer in ("adam", "muon"):
+        return []
+    return [
+        f'model.use_mup scales the learning rates of "adam" and "muon", found optimizer.optimizer "{optimizer}". Use '
+        "one of them, or set model.use_mup = false."
+    ]
+
+
 def dispatcher_problems(parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
     """A dispatcher whose kernels the device lacks, or that has nowhere to send tokens."""
     field = 'parallel.moe_token_dispatcher_type "flex"'

@@ -38,6 +38,7 @@ from training.config.incompatible import (
     exchange_problems,
     graph_problems,
     mtp_problems,
+    mup_problems,
     offload_problems,
     param_gather_problems,
     recompute_problems,
@@ -171,6 +172,7 @@ class RunConfig:
         """What is wrong with the shape; with_parallel: and with how it divides over the ranks."""
         shape = resolve(self.model, None)  # not yet with the tokenizer's vocabulary; nothing here depends on it
         found = shape_problems(shape) + mtp_problems(shape, self.data.reset_attention_mask)
+        found += mup_problems(shape, self.optimizer.optimizer)
         if self.train.recompute_granularity == "selective":
             found += recompute_problems(shape, self.train.recompute_modules, self.device)
         found += offload_number_problems(self.model.megatron)

@@ -81,7 +81,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RankParts:
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill, config.optimizer.optimizer_cpu_offload)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
-    optim = optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens)
+    optim = optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens, shape.width_mult)
     if config.optimizer.optimizer == "muon":
         from training.muon.build import install  # its package is an extra
 
