@@ -63,7 +63,7 @@ TORCH = """
     training.profile: callback memory_snapshot ranges timeline waits
     training.run_dir: data_watch history_callback run_files resume_report shared_check
     training.watchdog: callbacks
-    tools.doctor: worker    tools.parity: compare outputs probe    tools.reshard.megatron: blobs
+    tools.doctor: worker    tools.parity: compare coordinates outputs probe    tools.reshard.megatron: blobs
     tools.plan.calibrate: collectives measure    tools.plan.trace: balance ledger meta spots
 """
 """Modules that import torch, directly or through another one, when they are imported. No other module may: it answers

@@ -6,6 +6,10 @@ The recipe's architecture runs shrunk to 4 layers of width 64, in fp32 on CPU ra
 with a reference, layer by layer, as it is:
 
     python -m tools.parity RUN_DIR --against CHECKPOINT_OR_HF_FOLDER
+
+Or look at widths instead of layouts, which has its own --help:
+
+    python -m tools.parity coordinate_check RECIPE.toml --widths 64 128 256 512
 """
 
 import sys
@@ -23,7 +27,7 @@ from parallel.lean_imports import lean
 from program import command
 from program.errors import UserError
 from program.flags import parse_flags
-from tools.parity import against
+from tools.parity import against, coordinate_check
 from tools.parity.layouts import shrink
 from training.cli import parse
 from training.start.prepare import prepare
@@ -68,8 +72,11 @@ class Parity:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: all layouts agree; 1: one does not; 2: bad input."""
-    job = parse_flags(Parity, argv, "python -m tools.parity", __doc__)
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
+        if words[:1] == ["coordinate_check"]:
+            return coordinate_check.main(words[1:])
+        job = parse_flags(Parity, words, "python -m tools.parity", __doc__)
         return prove(job) if job.against is None else compare_with(job, job.against)
     except UserError as error:
         print(f"tools.parity: {error}", file=sys.stderr)

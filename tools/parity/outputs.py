@@ -58,8 +58,8 @@ def _ours(model: ComparedModel, tokens: Tensor, gradients: bool, dtype: str) -> 
                 restore_weights(files, [chunk], ranks)
         _round(chunk.eval(), dtype)
         found: Outputs = {}
-        _record(_our_modules(shape, chunk), found, lambda output: output.transpose(0, 1))
-        depths = _record_logits(chunk.output_layer, found)
+        record(our_modules(shape, chunk), found, lambda output: output.transpose(0, 1))
+        depths = record_logits(chunk.output_layer, found)
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         positions = torch.arange(inputs.shape[1]).expand_as(inputs)
         with torch.set_grad_enabled(gradients):
@@ -75,7 +75,7 @@ def _ours(model: ComparedModel, tokens: Tensor, gradients: bool, dtype: str) -> 
         return found
 
 
-def _our_modules(shape: GPTShape, chunk: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def our_modules(shape: GPTShape, chunk: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules by the names of their outputs."""
     for path, module in chunk.named_modules():
         if isinstance(module, IdentityOp):  # the half that a sublayer has not
@@ -88,7 +88,7 @@ def _our_modules(shape: GPTShape, chunk: nn.Module) -> Iterator[tuple[str, nn.Mo
             yield (EMBEDDING if path == "embedding" else NORM), module
 
 
-def _record_logits(output_layer: nn.Module, found: Outputs) -> list[Tensor]:
+def record_logits(output_layer: nn.Module, found: Outputs) -> list[Tensor]:
     """Logits [b, s, v] of each call: of the depths of multi-token prediction, and then of the model. Copies: the loss
     overwrites them."""
     calls: list[Tensor] = []
@@ -119,7 +119,7 @@ def _theirs(model: ComparedModel, tokens: Tensor, dtype: str) -> Outputs:
     _round(loaded, dtype)
     found: Outputs = {}
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
-    _record(_their_modules(loaded, model), found, lambda output: output.view(*inputs.shape, -1))
+    record(_their_modules(loaded, model), found, lambda output: output.view(*inputs.shape, -1))
     with torch.no_grad():
         logits = loaded(inputs, use_cache=False).logits
     found[LOGITS] = logits
@@ -145,7 +145,7 @@ def _their_modules(loaded: nn.Module, model: ComparedModel) -> Iterator[tuple[st
     yield NORM, loaded.get_submodule("transformer.ln_f" if is_gpt2 else "model.norm")
 
 
-def _record(modules: Iterator[tuple[str, nn.Module]], found: Outputs, as_samples: Callable[[Tensor], Tensor]) -> None:
+def record(modules: Iterator[tuple[str, nn.Module]], found: Outputs, as_samples: Callable[[Tensor], Tensor]) -> None:
     """Note each module's first output by its name, with its bias where it returns one beside it. Multi-token prediction
     embeds further tokens by the same module, later."""
 
