@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import checkpoint_parts
 from data.prepared import Prepared
 from program.errors import UserError
 from runs import configuration, train
@@ -15,8 +16,11 @@ from tools.inspect_checkpoint.__main__ import main as inspect_checkpoint
 from tools.reshard.__main__ import main as reshard
 from tools.shared.loaded_model import LoadedModel, on_ranks
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
+from training.averages import Averages
+from training.checkpoint import optimizer_state
 from training.checkpoint.chosen_weights import prefix_of
 from training.checkpoint.storage import TensorReader
+from training.config.train_config import TrainConfig
 
 FLAGS = (
     "--train.ema_decay", "0.5", "--train.average_last", "2", "--checkpoint.save_interval", "1",
@@ -73,6 +77,18 @@ def test_shards_of_weights_are_averaged_as_whole_ones(prepared: Prepared, tmp_pa
     train(prepared, configuration(tmp_path / "shards", *flags, *ZERO3), 2)
     for key, value in kept(tmp_path / "whole", 2, "ema").items():
         torch.testing.assert_close(kept(tmp_path / "shards", 2, "ema")[key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
+def test_their_memory_is_divided_over_the_ranks_that_share_the_optimizer_s() -> None:
+    checkpoint_parts.on_ranks(2, checkpoint_parts.configuration(checkpoint_parts.sizes()), _is_divided)
+
+
+def _is_divided(parts: checkpoint_parts.Parts) -> None:
+    Averages(parts.optimizer, TrainConfig(global_batch_size=1, ema_decay=0.9))
+    kept = [kept["ema"] for part in optimizer_state.parts(parts.optimizer) for kept in part.averages.values()]
+    held = torch.tensor(sum(one.untyped_storage().nbytes() for one in kept))
+    torch.distributed.all_reduce(held)
+    assert held == 4 * sum(param.numel() for chunk in parts.chunks for param in chunk.parameters())
 
 
 def test_a_checkpoint_without_them_starts_them_from_its_weights(run: Path, prepared: Prepared, tmp_path: Path) -> None:
