@@ -42,7 +42,7 @@ class MemoryColumns:
         self.published = ColumnGroup([case.published for case in cases])
         self.recompute = codes([case.layout.recompute for case in cases], RECOMPUTE)
         self.format = codes([number_format(case.layout.precision) for case in cases], FORMATS)
-        self.matrices = _matrices(cases)
+        self.matrices = matrices_of(cases)
 
     def recomputes(self, name: str) -> NDArray[np.bool_]:
         return self.recompute == RECOMPUTE.index(name)
@@ -135,14 +135,14 @@ def codes(words: Sequence[str], known: tuple[str, ...]) -> NDArray[np.intp]:
     return np.array([code[word] for word in words], dtype=np.intp)
 
 
-def _matrices(cases: Sequence[MemoryCase]) -> list[tuple[Column, Column]]:
+def matrices_of(cases: Sequence[MemoryCase], *, whole: bool = False) -> list[tuple[Column, Column]]:
     """Local rows and columns of each matrix of attention; cases of one model and TP size have the same."""
-    keys = [(id(case.model), case.layout.tp) for case in cases]
+    keys = [(id(case.model), 1 if whole else case.layout.tp) for case in cases]
     unique = dict(zip(keys, cases, strict=True))
     position = {key: number for number, key in enumerate(unique)}
     where = np.array([position[key] for key in keys], dtype=np.intp)
     found = []
     for slot in range(ATTENTION_MATRICES):
-        local = [case.model.matrices[slot].local(case.layout.tp) for case in unique.values()]
+        local = [case.model.matrices[slot].local(tp) for (_, tp), case in unique.items()]
         found.append((np.array([rows for rows, _ in local])[where], np.array([columns for _, columns in local])[where]))
     return found

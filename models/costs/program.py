@@ -30,8 +30,9 @@ class Software:
     """Of a weight as the optimizer holds it on the GPU, beside the 16-bit one."""
     moment_bytes: float = 8.0
     """Of both moments on the GPU."""
-    muon: bool = False
-    """Matrices have one moment, 4 bytes, where AdamW keeps two (optimizer.optimizer = "muon")."""
+    muon_steps: int = 0
+    """Newton-Schulz iterations of a matrix, which has one moment, 4 bytes, where AdamW keeps two (optimizer.optimizer =
+    "muon"). 0: AdamW has it."""
     average_bytes: float = 0.0
     """Of averages of a weight on the GPU (train.ema_decay)."""
     host_average_bytes: float = 0.0

@@ -176,7 +176,7 @@ def state_bytes(own: Any, layout: Any, fp32: Any, software: Any) -> list[Any]:
         sum(size * count / (1 + (ranks - 1) * (layout.zero >= zero)) for count, ranks in shared)
         for size, zero in zip(sizes, (3, 2, 1, 1), strict=True)
     ]
-    found[2] -= software.muon * sum(4 * n / (1 + (ranks - 1) * (layout.zero >= 1)) for n, ranks in matrices)
+    found[2] -= (software.muon_steps > 0) * sum(4 * n / (1 + (ranks - 1) * (layout.zero >= 1)) for n, ranks in matrices)
     return found
 
 

@@ -14,7 +14,7 @@ from parallel.config import ParallelConfig
 from program.errors import UserError
 from tools import clusters
 from tools.plan.calibrate.one_rank import made_up_links
-from tools.plan.cost.hardware import computable
+from tools.plan.cost.hardware import computable, on_cpu
 from tools.plan.flags import (
     BacktestFlags,
     CalibrateFlags,
@@ -40,6 +40,7 @@ from training.config.divisibility import sequence_problems
 from training.config.optimizer_config import OptimizerConfig
 from training.config.recipe import load
 from training.config.run_config import RunConfig
+from training.memory.planned import kept_averages
 
 RECOMPUTATIONS = ("none", "mlp", "moe", "full")
 
@@ -197,6 +198,7 @@ def asked(flags: RequestFlags, base: RunConfig | None) -> PlanRequest:
         fixed={name: getattr(flags, name) for name in AXES if getattr(flags, name) is not None},
         grad_reduce_in_fp32=base is None or base.precision.grad_reduce_in_fp32,
         optimizer=OptimizerConfig() if base is None else base.optimizer,
+        averages={} if base is None else kept_averages(base, not on_cpu(cluster)),
         cross_entropy_chunk_tokens=None if base is None else base.train.cross_entropy_chunk_tokens,
         cpu_offloading_num_layers=0 if base is None else base.train.cpu_offloading_num_layers,
         offload_modules=() if base is None else base.train.offload_modules,

@@ -213,7 +213,7 @@ def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
         more = f"{held[0].workspace / scale:.2f}"
         beside = f"total has {more} more, for CUDA's context, libraries, NCCL's buffers and fragmentation"
     said = f"  in {unit} on a rank: {_each(found, config, layout, bytes_per_parameter(config, case))}"
-    if case.software.muon:
+    if case.software.muon_steps:
         said += " (a matrix; 4 more where AdamW updates)"
     if ":" in config.optimizer.optimizer:
         said += f", as AdamW's: what {config.optimizer.optimizer} keeps is not known here"

@@ -122,7 +122,7 @@ def kept_state(optimizer: OptimizerConfig) -> dict[str, Any]:
     if optimizer.use_precision_aware_optimizer:
         moments = STATE_BYTES[optimizer.exp_avg_dtype] + STATE_BYTES[optimizer.exp_avg_sq_dtype]
         return {"main_param_bytes": 2, "moment_bytes": moments, "keeps_fp32_gradients": False}
-    return {"muon": optimizer.optimizer == "muon"}
+    return {"muon_steps": optimizer.muon_num_ns_steps if optimizer.optimizer == "muon" else 0}
 
 
 def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:

@@ -424,3 +424,29 @@ def test_gradients_are_added_up_while_the_pipeline_fills_too() -> None:
     )
     each = (heavy.traffic - light.traffic) / layout.microbatches
     assert heavy.bubble - light.bubble == pytest.approx(3 * each)
+
+
+def test_muon_s_matrices_are_multiplied_and_travel() -> None:
+    """Llama 3 70B on TP 4 with 4 shards: 16 ranks share a stage's matrices, each whole on one of them."""
+    muon = dataclasses.replace(OURS, muon_steps=5)
+    plain, found = priced(BASE)[0].optimizer, priced(BASE, software=muon)[0].optimizer
+    h, f, kv = 8192, 28672, 1024
+    dims = ((h, h), (h, h), (kv, h), (kv, h), (h, 2 * f), (h, f))  # the smaller one first
+    products = 80 / BASE.pp * sum(5 * (4 * m * m * n + 2 * m**3) for m, n in dims) / 16
+    moved = 2 * 4 * (80 / BASE.pp * (2 * h * h + 2 * kv * h + 3 * h * f)) / (4 * 4)
+    machine_of = machine(clusters.load("h100_ib"), "bf16")
+    least = products / machine_of.peak_flops + moved * 3 / 4 / machine_of.scale_up_bytes_per_s
+    assert 1.0 < (found - plain) / least < 3.0
+    whole = dataclasses.replace(BASE, zero=0)
+    every = priced(whole, software=muon)[0].optimizer - priced(whole)[0].optimizer
+    assert every > 2 * (found - plain)  # each data rank has all of them
+    assert priced(BASE, software=dataclasses.replace(muon, muon_steps=10))[0].optimizer > found
+
+
+def test_an_average_is_read_and_written() -> None:
+    plain = priced(BASE)[0].optimizer
+    here, away = (
+        priced(BASE, software=dataclasses.replace(OURS, **{name: 4.0}))[0].optimizer
+        for name in ("average_bytes", "host_average_bytes")
+    )
+    assert plain < here < away

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.costs import cases
-from models.costs.cases import ColumnGroup, codes
+from models.costs.cases import ColumnGroup, codes, matrices_of
 from tools.plan.cost.hardware import Hardware
 from tools.plan.cost.kinds import dealt
 
@@ -25,4 +25,5 @@ class PricedColumns(cases.MemoryColumns):
         super().__init__(priced)
         self.machine = ColumnGroup([case.machine for case in priced], skip=("generation",))
         self.kinds = dealt(priced)
+        self.whole_matrices = matrices_of(priced, whole=True) if any(one.software.muon_steps for one in priced) else []
         self.generation = codes([case.machine.generation for case in priced], GENERATIONS)

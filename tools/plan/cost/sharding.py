@@ -16,6 +16,8 @@ from tools.plan.cost.products import SUSTAINED_MEMORY
 
 UPDATE_BYTES = 30
 """AdamW on fp32 state: gradient, main weight and two moments read, the last three and the weight written."""
+AVERAGE_PASSES = 3
+"""An average read and written, and the weight read, as wide as it."""
 CAST_BYTES = 4
 """A 16-bit weight read, and written in fp8 twice: as it is, and transposed."""
 ROOM = 0.9
@@ -75,7 +77,7 @@ class Sharing(NamedTuple):
     """HSDP's."""
 
 
-def _sharing(columns: PricedColumns) -> tuple[Sharing, Sharing]:
+def sharing(columns: PricedColumns) -> tuple[Sharing, Sharing]:
     """Of dense parameters, and of experts."""
     layout = columns.layout
     size = layout.dp * layout.cp
@@ -122,7 +124,7 @@ def _collected_s(columns: PricedColumns, constants: Constants, element: Column, 
     """All gradients reduced, or all weights gathered, over the ranks that share them, in so many collectives of dense
     parameters and of experts. element: bytes of one."""
     held, seconds = rank_parameters(columns), np.zeros(columns.count)
-    for parameters, own, count in zip((held.dense, held.expert), _sharing(columns), calls, strict=True):
+    for parameters, own, count in zip((held.dense, held.expert), sharing(columns), calls, strict=True):
         seconds = seconds + gather_s(columns, constants, parameters * element, own.shards, own.stride, count)
     return seconds
 
@@ -162,7 +164,7 @@ def _fully_sharded(columns: PricedColumns, constants: Constants, forward: Column
 def _copies_s(columns: PricedColumns, constants: Constants, calls: tuple[Column, Column]) -> Column:
     """An all-reduce of shards of gradients over HSDP's copies, unit by unit."""
     held, seconds = rank_parameters(columns), np.zeros(columns.count)
-    for parameters, own, count in zip((held.dense, held.expert), _sharing(columns), calls, strict=True):
+    for parameters, own, count in zip((held.dense, held.expert), sharing(columns), calls, strict=True):
         shard = parameters * columns.software.gradient_bytes / own.shards
         seconds = seconds + 2 * gather_s(columns, constants, shard, own.copies, own.shards * own.stride, count)
     return seconds
@@ -189,7 +191,7 @@ def optimizer_s(columns: PricedColumns, constants: Constants) -> Column:
     there (ZeRO-2 and -3) as if no copy were hidden; no run was measured.
     """
     parameters = rank_parameters(columns)
-    dense, experts = (np.where(columns.layout.zero >= 1, own.shards, 1) for own in _sharing(columns))
+    dense, experts = (np.where(columns.layout.zero >= 1, own.shards, 1) for own in sharing(columns))
     updated = parameters.dense / dense + parameters.expert / experts
     held = np.where(columns.layout.zero >= 2, updated, parameters.dense + parameters.expert)
     software, machine = columns.software, columns.machine
@@ -197,8 +199,11 @@ def optimizer_s(columns: PricedColumns, constants: Constants) -> Column:
     fewer = 2 * (12 - software.main_param_bytes - software.moment_bytes) * (software.host_state == 0)
     sharded = columns.layout.zero >= 2
     moved = (UPDATE_BYTES - fewer) * (updated - away) + 8 * (held - away * sharded)
+    moved = moved + AVERAGE_PASSES * software.average_bytes * updated
     here = moved / machine.memory_bytes_per_s
-    return np.asarray(constants.optimizer * here + _on_host_s(columns, away))
+    down = software.host_average_bytes * updated
+    averages = down / machine.host_link_bytes_per_s + AVERAGE_PASSES * down / machine.host_memory_bytes_per_s
+    return np.asarray(constants.optimizer * here + _on_host_s(columns, away) + averages)
 
 
 def _on_host_s(columns: PricedColumns, away: Column) -> Column:

@@ -12,6 +12,7 @@ from tools.plan.cost.kinds import stages_of
 from tools.plan.cost.launches import launching_s
 from tools.plan.cost.layer import BlockTimes, block_of_kind, mean_block
 from tools.plan.cost.links import within_domain
+from tools.plan.cost.muon import muon_s
 from tools.plan.cost.sharding import accumulate_s, data_parallel_s, optimizer_s
 
 
@@ -63,7 +64,7 @@ def step_times(columns: PricedColumns, constants: Constants) -> StepTimes:
     found = _assemble(
         parts, count * (steady - layers * block.total), count * sent, idle + _fill_seconds(columns, sent), dp
     )
-    found.optimizer = optimizer_s(columns, constants)
+    found.optimizer = optimizer_s(columns, constants) + muon_s(columns, constants)
     found.host = _host_bound(columns, (first, middle, last), steady + accumulate + sent)
     jitter = constants.jitter * np.log2(np.maximum(1.0, layout.tp * layout.cp * layout.pp * layout.dp / 8))
     more = jitter + columns.published.slow_host - 1

@@ -193,7 +193,7 @@ def asked_program(question: PlanRequest, precision: str, zero: Zero) -> Software
     if pieces == math.inf and precision not in ("fp16", "fp32") and not on_cpu(question.cluster):
         own = replace(own, loss_bytes=LOGIT_BYTES)  # cross_entropy_loss_fusion is on by default
     own = replace(own, offloaded_blocks=away, offloaded_modules=modules, offloaded_module_share=share)
-    return sharded(replace(own, loss_chunk_tokens=pieces, compiled=question.compile, **kept), zero)
+    return sharded(replace(own, loss_chunk_tokens=pieces, compiled=question.compile, **kept, **question.averages), zero)
 
 
 def constants(cluster: Cluster) -> Constants:

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from models.config import ModelConfig
 from models.costs.candidate import Candidate
@@ -32,6 +33,8 @@ class PlanRequest:
     """Of the recipe that the question came from (precision.grad_reduce_in_fp32)."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Of that recipe: where and in how many bits its state is kept."""
+    averages: dict[str, Any] = field(default_factory=dict)
+    """Of that recipe's weights (train.ema_decay), bytes by Software's names."""
     cross_entropy_chunk_tokens: int | None = None
     """Of that recipe, too."""
     cpu_offloading_num_layers: int = 0
