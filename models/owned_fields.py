@@ -11,6 +11,10 @@ UNSUPPORTED = {
         "HybridModel ignores it; train.cpu_offloading_num_layers offloads activations",
     ),
     "delay_offload_until_cuda_graph": "train.offload_modules cannot be with CUDA graphs",
+    **dict.fromkeys(
+        ("qk_clip", "qk_clip_alpha", "qk_clip_threshold", "log_max_attention_logit"),
+        "Megatron-LM's training script clips and logs, by largest logits that a run here does not collect",
+    ),
     "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
 }
 """Fields of mcore's that would fail late, or change nothing."""
