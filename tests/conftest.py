@@ -7,6 +7,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: ranks are forked from this process
 
+import hypothesis
 import pytest
 
 import huge_pages
@@ -31,7 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """In a shell's background (``make test &``) Ctrl-C is ignored, and so it would be in every program under test."""
+    """In a shell's background (``make test &``) Ctrl-C is ignored, and so it would be in every program under test.
+
+    A drawn example may take as long as it takes: a machine that is busy is no failure.
+    """
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

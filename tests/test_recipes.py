@@ -79,7 +79,7 @@ def configs() -> st.SearchStrategy[RunConfig]:
     return instance(RunConfig)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(config=configs())
 def test_what_is_written_is_read_back(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("recipe") / "config.toml"

@@ -32,7 +32,7 @@ def test_rounded_weights_sum_to_one_and_are_near(weights):
     assert np.abs(np.array(units) - exact)[exact >= 1].max(initial=0) <= 1 + sum(exact < 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=40))
 def test_every_prefix_is_within_one_sample_of_the_weights(weights):
     original, blend.PERIOD = blend.PERIOD, 512

@@ -118,7 +118,7 @@ def test_a_column_is_read_by_all(tmp_path, capsys, name, content):
 CELL = st.text(st.sampled_from('a",\r\n\tü '), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(CELL, CELL), max_size=12),
     delimiter=st.sampled_from(",\t"),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from data.order import global_batch_indices, permute, rank_indices, sample_windows
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 1000), st.text(max_size=8))
 def test_permute_is_a_bijection(size, key):
     np.testing.assert_array_equal(np.sort(permute(np.arange(size), size, key)), np.arange(size))

@@ -15,7 +15,7 @@ POSSESSIVE = r"'(?:[sdmt]|ll)| ?\p{L}++| ?\p{N}+|[^\s|\p{L}\p{N}]+|\s+(?!\S)|\s"
 TEXTS = st.lists(st.sampled_from([*" \t\n\r'sStTa1|[]é\u3000\x1c中!", "'ll", "  ", "\r\n", "ab"])).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=TEXTS)
 @pytest.mark.parametrize("pattern", [GPT2_PATTERN, LLAMA3, POSSESSIVE])
 def test_it_cuts_where_it_did(pattern: str, text: str) -> None:

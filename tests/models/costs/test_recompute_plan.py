@@ -91,7 +91,7 @@ kinds = some.lists(
 
 
 @given(kinds, some.integers(0, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_cheapest_is_the_cheapest_of_all(drawn: list[tuple[int, int, int, int]], needed: int) -> None:
     """drawn: groups, width, bytes and FLOPs of each kind."""
     own = [

@@ -286,7 +286,7 @@ def words_engines(models):
     return [(engines.choose(each, "auto", False, [], silent), engines.reference(each)) for each in models[:2]]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.text(st.sampled_from("ab ,.\t\n\u2581\u00a0\u3000eé你ﬁ\u0301İ👋def=") | st.characters(codec="utf-8")))
 )

@@ -92,7 +92,7 @@ def test_without_it_and_with_other_mistakes_nothing_is_changed() -> None:
     assert elastic_layout(wrong, 3).config == wrong and elastic_layout(wrong, 3).world_size == 3
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(tp=st.sampled_from([1, 2, 4]), pp=st.integers(1, 4), batch=st.integers(1, 24), ranks=st.integers(1, 24))
 def test_what_is_found_always_runs(tp: int, pp: int, batch: int, ranks: int) -> None:
     config = asked(*sizes(tp, pp, batch))

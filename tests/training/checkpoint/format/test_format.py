@@ -84,7 +84,7 @@ def committed(tmp_path: Path) -> Path:
 # ---- pieces
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 9), min_size=0, max_size=4), st.integers(0, 10_000), st.integers(1, 4))
 def test_any_rectangle_of_any_pieces_is_read_back(shape: list[int], seed: int, writers: int) -> None:
     import tempfile
@@ -137,7 +137,7 @@ def test_a_gap_in_what_was_asked_for_is_an_error(committed: Path) -> None:
         reader.read("weight", (0, 0), np.zeros((1, 1), dtype=np.uint32))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.integers(0, 10_000))
 def test_coverage_is_noticed_without_comparing_pieces(shape: list[int], seed: int) -> None:
     whole, draw = tuple(shape), random.Random(seed)
