@@ -171,6 +171,8 @@ def _meaning(shape: GPTShape, name: str) -> object:
         return shape.qkv_bias, shape.proj_bias, shape.fc_bias
     if name == "rotary_base_local":
         return shape.rotary_base_local if shape.has_local_rope else 0
+    if name.startswith("mup_") and not shape.use_mup:
+        return GPTShape.__dataclass_fields__[name].default
     if name in per_block:
         return getattr(shape, per_block[name])
     if _is_unused(shape, name):
@@ -191,8 +193,6 @@ def _meaning(shape: GPTShape, name: str) -> object:
 def _is_unused(shape: GPTShape, name: str) -> bool:
     """Whether a field stands for something that this architecture is without."""
     if name.startswith("moe_") and not shape.num_moe_experts:
-        return True
-    if name.startswith("mup_") and not shape.use_mup:
         return True
     if name in (
         "q_lora_rank",

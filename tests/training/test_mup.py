@@ -169,6 +169,6 @@ def test_what_it_cannot_be_with_is_said() -> None:
     assert any("unit_rms_norm" in line for line in warnings(muon, shape, Layout()))
     fits = dataclasses.replace(muon, optimizer=dataclasses.replace(muon.optimizer, muon_scale_mode="unit_rms_norm"))
     assert not any("unit_rms_norm" in line for line in warnings(fits, shape, Layout()))
-    with pytest.raises(UserError, match=r"model\.use_mup True"):
+    with pytest.raises(UserError, match=r"has no:\n  model\.use_mup True .*\n  model\.mup_base_hidden_size 16 .*$"):
         write_config(shape)
     assert write_config(dataclasses.replace(shape, use_mup=False))
