@@ -4,6 +4,7 @@
     python -m tests.benchmarks checkpoint    save, load and convert against the disk and megatron-core
     python -m tests.benchmarks data          tokenise and load against Megatron-LM and other loaders
     python -m tests.benchmarks optimizers    1,000 iterations of Muon beside AdamW, and a picture; 15 minutes
+    python -m tests.benchmarks mup           learning rates at two widths, with muP and without, a picture; 5 minutes
 
 Each has --help. Exit code 0: measured, whether the goals were met or not (data: all goals met); 1: otherwise.
 """
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from program import command
 from program.errors import UserError
 
-SUBCOMMANDS = ("step", "checkpoint", "data", "optimizers")
+SUBCOMMANDS = ("step", "checkpoint", "data", "optimizers", "mup")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
