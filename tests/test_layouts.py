@@ -19,11 +19,20 @@ from models.layers.compiled import Compiler
 from models.resolve import resolve
 from pairwise_layouts import ALL, SUITE
 from refused_layouts import GPU_ONLY, REFUSED, Refused
+from tests.oracle.muon_row import muon_problems
 from tools.parity.compare import Observed, compare, observe
 from tools.parity.layouts import with_layout
 from training.cli import parse
 from training.memory.planned import Modules, as_case
 
+MUON = [(model, layout) for model, layout, switches in ALL if not switches]
+MUON_SUITE = {
+    ("Llama: RMSNorm, SwiGLU, RoPE, 2 query groups", "tp2sppp2dp2"),
+    ("MoE: a shard of the router without an element", "dp3zero3"),
+    ("gated delta nets, gated attention in every other block", "tp2sp"),
+    ("MLA with query latents", "cp2"),
+}
+"""Every kind of rank that a matrix is dealt over, and of matrix."""
 TABLE = Path(__file__).resolve().parent.parent / "docs/layouts.md"
 
 
@@ -33,8 +42,9 @@ def named(layout: str, switches: Sequence[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def proven() -> dict[tuple[str, str], str]:
-    """(model, layout) -> "proven", or what differed; filled by the tests of this file."""
+def proven() -> dict[tuple[str, ...], str]:
+    """(model, layout), of Muon ("muon", model, layout) -> "proven", or what differed; filled by the tests of this
+    file."""
     return {}
 
 
@@ -71,6 +81,23 @@ def test_layout_trains_as_one_rank(
     assert not verdict.problems, verdict
 
 
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [pytest.param(*row, marks=() if (row[0].name, row[1]) in MUON_SUITE else pytest.mark.campaign) for row in MUON],
+    ids=[f"{model.name[:24]}-{layout}" for model, layout in MUON],
+)
+def test_muon_updates_as_plain_torch_does(
+    model: Model,
+    layout: str,
+    prepared: Prepared,
+    proven: dict,  # type: ignore[type-arg]
+    tmp_path: Path,
+) -> None:
+    problems = muon_problems(model.config(), prepared, layout, tmp_path)
+    proven["muon", model.name, layout] = "; ".join(problems) or "proven"
+    assert not problems
+
+
 def test_the_budget_of_the_table_recomputes_a_part() -> None:
     config, world_size = with_layout(MODELS[0].config(["auto"]), "dp2zero2")
     shape, modules = resolve(config.model, None), Modules(cuda=False, transformer_engine=False)
@@ -100,21 +127,25 @@ def test_impossible_is_refused_before_start(case: Refused, proven: dict) -> None
 def test_the_table_says_what_was_proven(proven: dict, request: pytest.FixtureRequest) -> None:  # type: ignore[type-arg]
     """What this run left to the campaign counts as proven: it is another test of this file."""
     tried = {("refused", case.what) for case in REFUSED} | {(m.name, named(layout, on)) for m, layout, on in SUITE}
+    tried |= {("muon", *row) for row in MUON_SUITE}
     if tried - proven.keys():
         pytest.skip(f"{len(tried - proven.keys())} of {len(tried)} combinations were not tried in this run")
     if request.config.getoption("--write_layouts"):
         TABLE.write_text(table(proven))
     left = {(model.name, named(layout, on)): "proven" for model, layout, on in ALL}
+    left |= {("muon", model.name, layout): "proven" for model, layout in MUON}
     assert TABLE.read_text() == table(left | proven), "docs/layouts.md is out of date: --campaign --write_layouts"
 
 
-def table(proven: dict[tuple[str, str], str]) -> str:
+def table(proven: dict[tuple[str, ...], str]) -> str:
     """docs/layouts.md."""
     lines = [HEAD]
     for model in MODELS:
         cells = (model.layouts, [named(layout, switches) for layout, switches in model.switched])
         shown = (" ".join(cell_of(proven[model.name, each], each) for each in cell) for cell in cells)
-        lines.append(f"| {model.name} | {' | '.join(shown)} |")
+        of_muon = {each: proven["muon", model.name, each] for each in model.layouts}
+        off = [cell_of(found, each) for each, found in of_muon.items() if found != "proven"]
+        lines.append(f"| {model.name} | {' | '.join(shown)} | {'all but ' + ' '.join(off) if off else 'all'} |")
     lines += ["", "## Refused, before anything starts", "", "| Combination | Answer |", "|---|---|"]
     for case in REFUSED:
         lines.append(f"| {case.what} | {escaped(proven['refused', case.what].splitlines()[0])} |")
@@ -160,8 +191,13 @@ its host, or keeps in fewer bits, is compared on the emulated device
 ([state and shards](../tests/gpu_path/test_optimizer_state.py), [activations](../tests/gpu_path/test_training.py),
 [by module](../tests/gpu_path/test_fine_grained_offload.py), [compiled blocks](../tests/gpu_path/test_compiled.py)).
 
-| Model | Layouts | With switches |
-|---|---|---|"""
+Muon: one step from random weights, on the gradients that a layout had, is what Muon in plain PyTorch and fp64 makes of
+whole matrices ([tests/oracle](../tests/oracle/muon.py)), each element within 3e-5 of its update's largest singular
+value: fp32's rounding, times the 500 by which five iterations multiply a direction in which a gradient is nothing. Of
+the {len(MUON)} layouts the suite tries {len(MUON_SUITE)}.
+
+| Model | Layouts | With switches | Muon |
+|---|---|---|---|"""
 
 TAIL = """## Layouts drawn at random
 

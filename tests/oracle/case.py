@@ -36,6 +36,8 @@ class Case:
     """What else was drawn, for a reader."""
     weights_seed: int = 0
     """Of the weights."""
+    steps: int = STEPS
+    """Iterations."""
 
     @property
     def shape(self) -> GPTShape:

@@ -18,7 +18,7 @@ from parallel import groups
 from parallel.ddp import Chunks, held
 from parallel.launch import Identity
 from parallel.regions import Box
-from tests.oracle.case import STEPS, Case
+from tests.oracle.case import Case
 from tools.parity.probe import gradient_pieces
 from training import train
 from training.batches import BatchStream
@@ -35,7 +35,7 @@ Parts = list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]
 
 
 def train_case(identity: Identity, case: Case, prepared: Prepared, notes: Path) -> None:
-    """One rank: ``STEPS`` iterations from random weights; what each did goes to ``notes``/RANK.pt."""
+    """One rank: ``case.steps`` iterations from random weights; what each did goes to ``notes``/RANK.pt."""
     config = case.config
     start = groups.start(
         config.layout(identity.world_size),
@@ -58,7 +58,7 @@ def train_case(identity: Identity, case: Case, prepared: Prepared, notes: Path) 
             Packing.from_config(config.data, prepared.tokenizer.eod),
         )
         progress, steps = Progress(), list[dict[str, Any]]()
-        for _ in range(STEPS):
+        for _ in range(case.steps):
             step: dict[str, Any] = {"weights": weights(chunks)}
 
             def before_update(step: dict[str, Any] = step) -> None:
