@@ -406,7 +406,7 @@ class ShapeFields:
     mup_base_head_dim: float = declare(0.0, span=FACTOR, zero_is_none=True)
     """muP: queries times keys are multiplied by sqrt(this) / kv_channels^mup_attn_scale_power. 0: the root is 1."""
 
-    mup_attn_scale_power: float = declare(1.0, span=FACTOR)
+    mup_attn_scale_power: float = declare(1.0, span=Span(0, 2))
     """muP: 1 for its own scores, 0.5 for those of a model without it. Latent attention keeps its own."""
 
     hf_model_type: str = declare("", exported=False, use="shapes")

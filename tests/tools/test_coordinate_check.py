@@ -38,6 +38,20 @@ def test_other_optimizers_and_models(text: str, code: int, tmp_path: Path) -> No
 
 
 @pytest.mark.campaign
+def test_latent_attention_mixtures_and_depths_are_flat(tmp_path: Path) -> None:
+    """At width 64 alone its first block happens to move little."""
+    recipe = MUP.replace("debug", "deepseek_v3_tiny")
+    assert checked(recipe, tmp_path, "--widths", "64", "128", "256", "512", "--iterations", "4") == 0
+    assert checked(recipe.replace("true", "false"), tmp_path, "--widths", "64", "128", "256") == 1
+
+
+def test_one_odd_width_is_no_growth() -> None:
+    """Figures of a deepseek_v3_tiny with muP, and of one without."""
+    assert slope({64: 0.136, 128: 0.674, 256: 0.568, 512: 0.571}) < 0.4
+    assert slope({64: 0.173, 128: 0.71, 256: 4.74}) > 2
+
+
+@pytest.mark.campaign
 def test_a_missing_part_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without_rates:
         without_rates.setattr("training.optimizer.group_overrides", lambda *_: {})

@@ -8,10 +8,12 @@ whose base is the narrowest. Heads keep their width, all else grows alike (arXiv
 
 import dataclasses
 import math
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,7 +108,11 @@ def at_width(recipe: RunConfig, width: int, base: int, iterations: int, lr: floa
     changes |= {"kv_channels": shape.kv_channels}
     if shape.use_mup:
         changes |= {"mup_base_hidden_size": base, "mup_base_head_dim": min(shape.mup_base_head_dim, shape.kv_channels)}
-    optimizer = dataclasses.replace(small.optimizer, lr=lr, lr_decay_style="constant")
+        changes |= {"mup_output_mult": 1.0}  # a number of the recipe's own width
+    optimizer = dataclasses.replace(
+        small.optimizer, lr=lr, lr_decay_style="constant", lr_warmup_iters=0, lr_warmup_samples=0,
+        lr_warmup_fraction=None, lr_warmup_init=0.0, decoupled_lr=None, decoupled_min_lr=None,
+    )  # fmt: skip
     return dataclasses.replace(small, model=dataclasses.replace(small.model, **changes), optimizer=optimizer)
 
 
@@ -133,12 +139,12 @@ def measured(config: RunConfig, scratch: Path) -> tuple[list[float], Changes]:
 
 
 def slope(values: Mapping[int, float]) -> float:
-    """Of log value over log width, by least squares; infinite where a value is not finite or 0."""
+    """Of log value over log width: the median over pairs of widths (Theil and Sen), which one odd run does not move, as
+    where a router's choice tips. Infinite where a value is not finite or 0."""
     if not all(0 < value < math.inf for value in values.values()):
         return math.inf
-    xs, ys = ([math.log(number) for number in numbers] for numbers in (values.keys(), values.values()))
-    middle, level = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - middle) * (y - level) for x, y in zip(xs, ys, strict=True)) / sum((x - middle) ** 2 for x in xs)
+    points = [(math.log(width), math.log(value)) for width, value in values.items()]
+    return statistics.median((right - left) / (x2 - x1) for (x1, left), (x2, right) in combinations(points, 2))
 
 
 def drawn(found: Mapping[int, Changes], powers: Mapping[str, float]) -> str:

@@ -6,6 +6,7 @@ Each sentence says what it costs, with the numbers, and which field changes it. 
 import ipaddress
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 
 from models.costs.flops import flops_per_token
 from models.costs.parameters import num_parameters
@@ -168,8 +169,14 @@ def _mup(config: RunConfig, shape: GPTShape) -> Iterator[str]:
             f'model.use_mup with optimizer.muon_scale_mode "{mode}": updates of matrices grow with width, and a '
             'learning rate found at another width is not right here. Use "unit_rms_norm".'
         )
-    if not shape.use_mup and (shape.mup_base_hidden_size or shape.mup_base_head_dim):
-        yield "model.mup_base_hidden_size and mup_base_head_dim have no effect without model.use_mup."
+    if shape.use_mup and not shape.mup_base_hidden_size:
+        yield (
+            "model.use_mup without model.mup_base_hidden_size: this width is the base, at which attention's scores "
+            "alone are changed. Set the width at which the learning rate was found."
+        )
+    of_mup = [one for one in fields(shape) if one.name.startswith("mup_") and getattr(shape, one.name) != one.default]
+    if of_mup and not shape.use_mup:
+        yield f"{', '.join(f'model.{one.name}' for one in of_mup)}: no effect without model.use_mup."
 
 
 def _memory(config: RunConfig, shape: GPTShape, held: Predicted) -> Iterator[str]:
