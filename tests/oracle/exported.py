@@ -44,10 +44,8 @@ def _entries(shape: GPTShape) -> Iterator[tuple[str, Entry]]:
     if not shape.mtp_num_layers or TABLES[model_type].mtp_copies:
         yield from ((entry.name, entry) for entry in entries(model_type, shape))
         return
-    mixtures = [
-        *map(int, shape.moe_blocks),
-        *[int(shape.moe_blocks[-1])] * shape.mtp_num_layers,
-    ]  # a depth: as the last
+    mixtures = list(map(int, shape.moe_blocks))
+    mixtures += mixtures[-1:] * shape.mtp_num_layers  # a depth has experts where the last block has
     longer = replace(without_depths(shape), num_layers=len(mixtures))
     longer = replace(longer, moe_layer_freq=str(mixtures)) if any(mixtures) else longer
     for entry in entries(model_type, longer):

@@ -66,6 +66,14 @@ def test_widths_that_heads_do_not_divide_are_refused(tmp_path: Path, capsys: pyt
         assert f"expected two or more multiples of 64, found {' '.join(widths)}" in capsys.readouterr().err
 
 
+def test_a_file_that_is_not_its_own_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "picture.svg").write_text("mine")
+    assert checked(MUP, tmp_path) == 2
+    assert "is not a file that this tool writes" in capsys.readouterr().err
+    assert (tmp_path / "picture.svg").read_text() == "mine"
+    assert checked(MUP, tmp_path, "--output", str(tmp_path / "nowhere/picture.svg")) == 2
+
+
 def test_a_wider_model_is_the_same_but_for_its_width(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(MUP.replace("debug", "deepseek_v3_tiny"))
     wide = at_width(parse.load(tmp_path / "recipe.toml"), 256, 64, 3, 0.01).model

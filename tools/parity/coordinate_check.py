@@ -28,6 +28,7 @@ from program.printing import columns
 from tools.parity.layouts import shrink
 from tools.shared.chart import COLOURS, as_file
 from tools.shared.plot import Curve, Plot, Point
+from tools.shared.written import check_file, marked, write_file
 from training.cli import parse
 from training.config.run_config import RunConfig
 from training.start.prepare import prepare
@@ -40,7 +41,11 @@ GROWING = (
     "linear_num_value_heads",
 )  # fmt: skip
 MOST = 0.4
-"""Power of the width that a change may grow with: few iterations are noisy. Without muP it is 0.7 or more."""
+"""Power of the width that a change may grow with: few iterations are noisy. Without muP, some output of each model that
+was tried grew with 0.7 or more; of Muon's other scale modes, with 0.5 or more."""
+LABEL = "Change of outputs over width"
+PLACE = "--output", marked(LABEL)
+"""Where the picture may go, for ``tools.shared.written``."""
 
 Changes = Mapping[str, float]
 
@@ -73,6 +78,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             f"--widths: expected two or more multiples of {SHRUNK}, found {' '.join(map(str, job.widths))}."
         )
+    check_file(job.output, *PLACE)
     recipe = parse.load(job.recipe)
     found: dict[int, Changes] = {}
     with tempfile.TemporaryDirectory(prefix="triplane-widths-") as scratch:
@@ -81,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
             losses, found[width] = measured(config, Path(scratch))
             print(f"width {width}: loss {losses[0]:.4f} to {losses[-1]:.4f}", flush=True)
     powers = {name: slope({width: changes[name] for width, changes in found.items()}) for name in found[widths[0]]}
-    job.output.write_text(drawn(found, powers))
+    write_file(job.output, drawn(found, powers).encode(), *PLACE)
     rows = [("change of", *map(str, widths), "grows with width to the")]
     rows += [(name, *(f"{found[width][name]:.3g}" for width in widths), f"{powers[name]:.2f}") for name in powers]
     print("\n".join([*columns(rows, left=(0,)), f"picture: {job.output}"]))
@@ -158,7 +164,7 @@ def drawn(found: Mapping[int, Changes], powers: Mapping[str, float]) -> str:
     ]  # fmt: skip
     values = [point.y for curve in curves for point in curve.points if 0 < point.y < math.inf] or [1.0]
     plot = Plot(
-        label="Change of outputs over width", unit="RMS of the change", low=min(values) / 1.2, high=max(values) * 1.2,
+        label=LABEL, unit="RMS of the change", low=min(values) / 1.2, high=max(values) * 1.2,
         left_x=math.log2(min(found)), right_x=math.log2(max(found)), log=True, x_name="log2 of the width",
     )  # fmt: skip
     return as_file(plot.draw(curves))
