@@ -22,11 +22,12 @@ from program import command
 from program.errors import UserError
 from program.flags import parse_flags
 from tests.benchmarks.circumstances import ROOT, circumstances, commit, earlier, keep, now, versions
+from tests.faults.__main__ import COUNTS
 
 PYTEST = "-m pytest --campaign --dist loadfile --no-loadscope-reorder"
 PROGRAMS = {
     "oracle": "-m tests.oracle --cases 400 --mend --write_page",
-    "faults": "-m tests.faults",
+    **{f"faults/{name}": f"-m tests.faults --only {name}" for name in COUNTS},
     "soak": "-m tests.faults.soak --minutes 30",
     "monitoring": "-m tests.monitoring",
 }
@@ -41,8 +42,8 @@ class Campaigns:
     """Processes that files of tests are dealt to; 1 to 2 cores each."""
 
     only: tuple[str, ...] = ()
-    """Which parts: folders of tests (tests/training), tests (files at the top), oracle, faults, soak, monitoring. None:
-    all, in this order."""
+    """Which parts: folders of tests (tests/training), tests (files at the top), oracle, faults/kills and so on, soak,
+    monitoring. None: all, in this order."""
 
     mend: bool = False
     """Leave out parts that went well before, at whichever commit: an interrupted run goes on. Each part names its
