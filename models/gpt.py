@@ -86,6 +86,8 @@ class Kernels:
     """train.deterministic_mode."""
     compile_blocks: bool = False
     """train.compile."""
+    max_logits: bool = False
+    """Core attentions collect their heads' largest logits (models/layers/max_logits.py)."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -214,8 +216,9 @@ def transformer_config(blueprint: Blueprint, ranks: Ranks, transformer_engine: b
         config = kind(**settings)
     except (ValueError, AssertionError, NotImplementedError, ImportError) as error:
         raise SharedMistake(f"megatron-core refuses this model: {error}") from error
-    config.deterministic_mode = blueprint.kernels.deterministic  # read as a chunk is built, as is the next one
+    config.deterministic_mode = blueprint.kernels.deterministic  # read as a chunk is built, as are the next two
     config.attention_backend = AttnBackend[blueprint.kernels.attention_backend]
+    config.log_max_attention_logit = blueprint.kernels.max_logits
     # Set behind megatron-core's own derivation, whose multiplier of logits would multiply chunked losses, and come
     # after a soft cap: models/layers/scaling.py has it. With these it scales embeddings, and marks them for mup.py.
     config.use_mup, config.mup_embedding_mult = shape.use_mup, shape.mup_embedding_mult

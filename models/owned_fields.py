@@ -13,7 +13,7 @@ UNSUPPORTED = {
     "delay_offload_until_cuda_graph": "train.offload_modules cannot be with CUDA graphs",
     **dict.fromkeys(
         ("qk_clip", "qk_clip_alpha", "qk_clip_threshold", "log_max_attention_logit"),
-        "Megatron-LM's training script clips and logs, by largest logits that a run here does not collect",
+        "QK-clip, which logs the largest logit too, is optimizer.qk_clip",
     ),
     "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
 }

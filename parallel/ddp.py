@@ -155,3 +155,11 @@ def held(chunk: Chunk) -> Iterator[HeldTensor]:
     if isinstance(chunk, FullyShardedChunk):
         return chunk.held()
     return whole_tensors(unwrap(chunk))
+
+
+def held_by_path(chunk: Chunk) -> dict[str, HeldTensor]:
+    """The same of its parameters, by their paths in the chunk without wrappers."""
+    if isinstance(chunk, FullyShardedChunk):
+        return chunk.shards
+    own = {one.tensor: one for one in held(chunk)}
+    return {path: own[param] for path, param in unwrap(chunk).named_parameters() if param in own}

@@ -42,11 +42,11 @@ TORCH = """
     parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope
     models.layers: activation attention blockwise_attention chunked chunked_losses compiled cross_entropy cuda_graphs
-        delta_rule documents experts fine_grained_offload gated_delta_net mixers whole_matrices
+        delta_rule documents experts fine_grained_offload gated_delta_net max_logits mixers whole_matrices
         fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection recomputed
         restarting_rope routing scaling self_attention spec ssd token_counts userbuffers wgrad
     data: loader
-    training: averages batches forward_backward loop loss_weights mup optimizer optimizer_class optimizer_forms step
+    training: averages batches forward_backward loop loss_weights mup optimizer optimizer_class optimizer_forms qk_clip step
         train
     training.custom: callbacks loss
     training.muon: build described dealing matrices update

@@ -20,6 +20,7 @@ from models.layers import packed
 from models.layers.blockwise_attention import AttentionMask, Softmax, attend, attend_in_blocks
 from models.layers.chunked import chunk_of, temperature_of
 from models.layers.documents import Documents, kept_apart
+from models.layers.max_logits import collect
 from program.errors import SharedMistake
 
 
@@ -47,6 +48,8 @@ class SDPAttention(MegatronModule):
     """
 
     softmax_offset: Tensor | None
+    current_max_attn_logits: Tensor | None
+    """With ``config.log_max_attention_logit`` (models/layers/max_logits.py)."""
 
     def __init__(
         self,
@@ -69,6 +72,9 @@ class SDPAttention(MegatronModule):
         self.chunk, self.temperature = chunk_of(config, layer_number), temperature_of(config, layer_number)
         self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None
         self.tp_group = pg_collection.tp if pg_collection else None
+        self.collects = config.log_max_attention_logit
+        if self.collects:
+            self.current_max_attn_logits = None
         self.softmax_offset = None
         if config.softmax_type != "vanilla":
             heads = config.num_attention_heads // config.tensor_model_parallel_size
@@ -117,10 +123,14 @@ class SDPAttention(MegatronModule):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, sight: AttentionMask, softmax: Softmax) -> Tensor:
         """[b, n, s/cp, d]. This rank's two zigzag pieces (r and 2 cp - 1 - r of 2 cp) see all keys before them."""
         s, sink = query.shape[0], self.softmax_offset
+        pieces: tuple[int, ...] = (0,)
         if self.cp_group is not None:
             cp, rank, half = self.cp_group.size(), self.cp_group.rank(), s // 2
             key, value = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
             pieces = (rank * half, (2 * cp - 1 - rank) * half)
+        if self.collects and self.training:
+            collect(self, query, key, sight, softmax.scale, pieces)
+        if self.cp_group is not None:
             return attend_in_blocks(query, key, value, sight, softmax, pieces=pieces, sink=sink)
         plain = sink is None and not softmax.softcap and (sight.chunk is None or sight.chunk >= s)
         if (

@@ -144,6 +144,20 @@ def test_losses_in_pieces_with_the_fused_cross_entropy(
 
 
 @pytest.mark.parametrize(
+    "layout, shape",
+    [("tp2spdp2", "debug"), param(("dp2zero3", "debug")), param(("tp2sp", "deepseek_v3_tiny")), param(("", "debug"))],
+)
+def test_qk_clip_scales_by_the_logits_that_its_attention_returns(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str
+) -> None:
+    clip = ("--optimizer.qk_clip", "--optimizer.qk_clip_threshold", "0.02", *SHORT)
+    train_and_compare(te_device, on_the_cpu, tmp_path, layout, shape, "late", both=clip)
+    largest = [line["max_attention_logit"] for line in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert len(largest) == 2
+    assert min(largest) > 0.02
+
+
+@pytest.mark.parametrize(
     "exchange",
     ["p2p", pytest.param("a2a", marks=pytest.mark.campaign), pytest.param("all_gather", marks=pytest.mark.campaign)],
 )

@@ -111,7 +111,7 @@ def test_userbuffers_are_refused_where_they_cannot_be(changes: dict[str, Any], w
     [
         ("tp_comm_overlap=True", "tp_comm_overlap is set by Triplane's own fields"),
         ("cuda_graph_impl=local", "cuda_graph_impl is set by Triplane's own fields"),
-        ("qk_clip=True", "qk_clip is not supported: Megatron-LM's training script clips and logs"),
+        ("qk_clip=True", "qk_clip is not supported: QK-clip, which logs the largest logit too, is optimizer.qk_clip"),
         ("external_cuda_graph=True", "external_cuda_graph is not supported: CUDA graphs are kernels.cuda_graph_impl"),
         ("gradient_accumulation_fusion=True", "gradient_accumulation_fusion is set by Triplane's own fields"),
         ("moe_permute_fusion=True", "moe_permute_fusion is set by Triplane's own fields"),

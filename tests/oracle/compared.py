@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import tempfile
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from tests.oracle.case import STEPS, Case, corpus
 from tests.oracle.exported import State, assembled, exported
 from tests.oracle.muon import Muon
 from tests.oracle.oracle import AdamW, Answer, GlobalBatch, answer, biases, clip_scale, global_batches
+from tests.oracle.qk_clip import Logits, factors
 from tests.oracle.reference import in_double, load
 from tests.oracle.sizes import scheduled
 from tests.oracle.ties import hangs_on_rounding
@@ -32,6 +34,8 @@ AGAIN = 3
 """Times that other weights are drawn for a case that hangs on rounding, until it counts as different."""
 ROUNDING = 1e-7
 """Of a weight's norm, that an update may be off by: fp32 has 24 bits."""
+CLIPPED = 5e-7
+"""The same where QK-clip has scaled the weight, by a logit that is a sum in fp32."""
 
 
 @dataclass
@@ -92,7 +96,8 @@ def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
     parts = zip(steps, batches, scheduled(case.config, STEPS), strict=True)
     for number, (step, batch, rates) in enumerate(parts, 1):
         note = Notes(verdict, f"iteration {number}")
-        reference = load(case.shape, step["weights"], folder)
+        logits = Logits() if case.config.optimizer.qk_clip else None
+        reference = load(case.shape, step["weights"], folder, logits)
         with in_double():
             theirs = answer(reference, batch)
             one_step(note, case, step, batch, theirs)
@@ -105,7 +110,13 @@ def compared(case: Case, prepared: Prepared, folder: Path) -> Verdict:
         if case.config.optimizer.optimizer == "muon":
             ours, gradients_of_ours = step["under our names"]
             updated |= exported(muon.updated(ours, gradients_of_ours, scale, rates), case.shape)
-        updates(note, step, updated)
+        scaled: Set[str] = set()
+        if logits is not None:
+            times = factors(step["under our names"][0], logits.largest, case.config.optimizer, case.shape)
+            of_theirs = exported(times, case.shape)
+            updated = {name: weight * of_theirs[name] for name, weight in updated.items()}
+            scaled = {name for name, times in of_theirs.items() if (times != 1).any()}
+        updates(note, step, updated, scaled)
         expert_biases(note, step, theirs.loads, case.shape.moe_router_bias_update_rate)
     return verdict
 
@@ -174,12 +185,12 @@ def gradients(note: Notes, ours: State, theirs: State, whole: float) -> None:
         note.distance("gradient of " + name, off, allowed, f"off by {off:.2e}, its norm is {size:.2e}")
 
 
-def updates(note: Notes, step: dict[str, Any], theirs: State) -> None:
-    """Of weights: what a step added."""
+def updates(note: Notes, step: dict[str, Any], theirs: State, scaled: Set[str]) -> None:
+    """Of weights: what a step added. scaled: those of QK-clip."""
     for name, updated in theirs.items():
         before, ours = step["weights"][name], step["updated"][name]
         off, size = norm(ours - updated).item(), norm(updated - before).item()
-        allowed = UPDATE * size + ROUNDING * norm(before).item()
+        allowed = UPDATE * size + (CLIPPED if name in scaled else ROUNDING) * norm(before).item()
         note.distance("update of " + name, off, allowed, f"off by {off:.2e}, its norm is {size:.2e}")
 
 

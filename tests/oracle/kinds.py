@@ -92,6 +92,8 @@ def _optimizer(case: Case) -> Iterator[str]:
         yield "embeddings and output layer at a rate of their own"
     if optimizer.clip_grad:
         yield "clipping"
+    if optimizer.qk_clip:
+        yield "QK-clip"
     if optimizer.weight_decay_incr_style != "constant":
         yield "ramp of weight decay"
 

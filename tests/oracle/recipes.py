@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from models.families import TINY
+from models.resolve import resolve
 from models.shapes import GPTShape
 from tests.oracle.case import Case
 from tools.parity.layouts import with_layout
 from training.cli import parse
+from training.config.incompatible import qk_clip_problems
 from training.config.run_config import RunConfig
 
 RECIPE = Path(__file__).resolve().parents[2] / "slurm/recipes/debug.toml"
@@ -205,6 +207,13 @@ def _later(draw: random.Random, config: RunConfig, world_size: int) -> tuple[Run
             steps = f"0:{first} {first * config.model.seq_length * draw.choice((1, 2))}:{last}"
             train = dataclasses.replace(train, step_batch_size_schedule=steps)
             words.append(f"steps {steps}")
+    if draw.random() < 0.25:
+        clip: dict[str, Any] = {"qk_clip": True, "qk_clip_threshold": draw.choice((0.3, 0.7, 1.2))}
+        clip["qk_clip_alpha"] = draw.choice((0.5, 0.3))
+        shape = resolve(config.model, None)
+        if not qk_clip_problems(shape, dataclasses.replace(config.optimizer, **clip), graphed=False):
+            optimizer |= clip
+            words.append(f"QK-clip {clip['qk_clip_threshold']}")
     return dataclasses.replace(config, train=train, optimizer=dataclasses.replace(config.optimizer, **optimizer)), words
 
 

@@ -24,6 +24,7 @@ from models.shapes import GPTShape
 from tests.models.hf_weights import hf_mtp_model, of_each_expert
 from tests.oracle.batches import Microbatch
 from tests.oracle.exported import State, without_depths
+from tests.oracle.qk_clip import Logits
 
 WITHOUT_POSITIONS = ("mamba2", "nemotron_h")
 """Whose models take none."""
@@ -54,6 +55,8 @@ class Reference:
     """Logits [tokens, E] of each router that ran, padding included."""
     chosen: list[Tensor] = field(default_factory=list)
     """Of each that ran the experts [tokens, topk], likewise; not of Llama 4, whose experts get no numbers."""
+    logits: Logits | None = None
+    """With QK-clip."""
 
     def outputs(self, batch: Microbatch) -> Iterator[Output]:
         """Of the model, and of each depth of prediction."""
@@ -61,7 +64,7 @@ class Reference:
             yield from self._depths(batch)
             return
         rows, real = _rows(batch)
-        self._listen()
+        self._listen(real)
         logits = self.model(input_ids=rows["input_ids"], use_cache=False, **self._positions(rows)).logits
         yield self._output(logits, real, batch)
 
@@ -72,7 +75,7 @@ class Reference:
         length, positions = batch.tokens.shape[1], batch.positions
         rows, real = _rows(batch)
         causal = torch.full((1, 1, length, length), -torch.inf).triu(1)
-        self._listen()
+        self._listen(real)
         hidden = self.model.model(input_ids=batch.tokens, use_cache=False, **self._positions(rows)).last_hidden_state
         ahead = batch.tokens
         for depth in range(1 + self.shape.mtp_num_layers):
@@ -125,9 +128,12 @@ class Reference:
         # Positions that restart would be taken for documents apart, were there no mask.
         return {"position_ids": positions, "attention_mask": torch.ones_like(positions)}
 
-    def _listen(self) -> None:
+    def _listen(self, begun: Tensor | None = None) -> None:
+        """begun: of a forward pass, which of its places are real."""
         self.heard.clear()
         self.chosen.clear()
+        if begun is not None and self.logits is not None:
+            self.logits.begin(begun)
 
     def _output(self, logits: Tensor, real: Tensor, batch: Microbatch) -> Output:
         def without_padding(tensor: Tensor) -> Tensor:
@@ -173,8 +179,8 @@ def in_double() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
-    """In fp64, through a folder as an export writes it."""
+def load(shape: GPTShape, weights: State, folder: Path, logits: Logits | None = None) -> Reference:
+    """In fp64, through a folder as an export writes it. logits: are to hear what attention computes."""
     import transformers
 
     model_type, config = write_config(without_depths(shape))
@@ -190,7 +196,7 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
     (folder / "config.json").write_text(json.dumps(config | ends | {"dtype": "float32"}))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.config._experts_implementation = "eager"
-    reference = Reference(shape, model.double().eval(), None)
+    reference = Reference(shape, model.double().eval(), None, logits=logits)
     if shape.mtp_num_layers:
         model.config.num_mtp_layers = shape.mtp_num_layers
         if getattr(model.config, "layer_types", None) is not None:
@@ -200,7 +206,10 @@ def load(shape: GPTShape, weights: State, folder: Path) -> Reference:
             model.config.decoder_sparse_step, model.config.mlp_only_layers = 1, dense
         reference.mtp = hf_mtp_model(model, shape).double()
         _load_depths(reference, weights)
-    for module in [*model.modules(), *(reference.mtp.layers.modules() if reference.mtp is not None else ())]:
+    modules = [*model.modules(), *(reference.mtp.layers.modules() if reference.mtp is not None else ())]
+    if logits is not None:
+        logits.listen(modules)
+    for module in modules:
         for name in ("gate", "router"):
             router: Any = getattr(module, name, None)
             if _is_router(router, shape):

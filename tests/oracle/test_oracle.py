@@ -14,8 +14,9 @@ from tests.oracle.imported import import_models
 from tests.oracle.page import page
 from tests.oracle.recipes import drawn
 
-SEEDS, CAMPAIGN = (18, 46, 218, 225, 318), (44, 53, 116)
+SEEDS, CAMPAIGN = (18, 46, 218, 225, 318, 334), (44, 53, 116)
 # 18: Muon, tied, on TP and DP; 46: embeddings at a rate of their own, tied, on TP and CP; 44: Muon, experts, ZeRO-3
+# 334: QK-clip on TP and CP
 """Each kind of layout, shard, loss, batch, data, memory and schedule (tests/oracle/kinds.py) is in one of these."""
 
 

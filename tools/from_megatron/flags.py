@@ -65,6 +65,7 @@ def _all() -> Iterator[Flag]:
         translated.LINEAR_FIELDS,
         translated.MUON_FIELDS,
         translated.MUP_FIELDS,
+        translated.QK_CLIP_FIELDS,
     )
     for name in (name for table in one for name in table):
         yield Flag(name, "1", "translated")

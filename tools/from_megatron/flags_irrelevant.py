@@ -158,9 +158,6 @@ IRRELEVANT: dict[str, str] = {
     "a choice of kernel for Mamba layers": """
         disable-mamba-mem-eff-path
     """,
-    "changes nothing unless qk-clip is on": """
-        qk-clip-alpha=1 qk-clip-threshold=1
-    """,
     "is what Triplane does": """
         yarn-correction-range-round-to-int
     """,

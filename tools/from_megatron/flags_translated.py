@@ -114,6 +114,12 @@ MUON_FLAGS = (
     "muon-use-syrk",
 )  # fmt: skip
 
+QK_CLIP_FIELDS: dict[str, tuple[str, Default]] = {
+    "qk-clip-alpha": ("optimizer.qk_clip_alpha", 0.5),
+    "qk-clip-threshold": ("optimizer.qk_clip_threshold", 100.0),
+}
+"""Fields that mean something with --qk-clip only."""
+
 MUP_FIELDS: dict[str, tuple[str, Default]] = {
     "mup-base-hidden-size": ("model.mup_base_hidden_size", None),
     "mup-embedding-mult": ("model.mup_embedding_mult", 1.0),
@@ -224,7 +230,7 @@ RULES = """
     yarn-original-max-position-embeddings=1 yarn-beta-fast=1 yarn-beta-slow=1
     window-size=1 window-attn-skip-freq=1
     hybrid-layer-pattern=1 hybrid-override-pattern=1 experimental-attention-variant=1
-    linear-attention-freq=1 linear-conv-kernel-dim=1 use-mup
+    linear-attention-freq=1 linear-conv-kernel-dim=1 use-mup qk-clip
     num-experts=1 moe-router-load-balancing-type=+ moe-aux-loss-coeff=+ mtp-num-layers=1
     vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1 no-pad-vocab-size disable-pad-vocab-size
     vocab-file=1 merge-file=1

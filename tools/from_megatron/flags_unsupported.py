@@ -16,7 +16,7 @@ OTHER_MODEL: dict[str, str] = {
         spec=*
     """,
     "it changes the computation, and Triplane's layers do not have it": """
-        fp32-residual-connection apply-residual-connection-post-layernorm qk-clip
+        fp32-residual-connection apply-residual-connection-post-layernorm
         moe-latent-size=1 mtp-use-repeated-layer mtp-detach-heads moe-router-force-biased=1
         moe-expert-rank-capacity-factor=1 moe-router-quantile-balancing-ema=1|0 mtp-standalone
     """,

@@ -1,4 +1,4 @@
-"""Which optimizer, and Muon's settings."""
+"""Which optimizer, Muon's settings, and QK-clip."""
 
 from tools.from_megatron import flags_translated as table
 from tools.from_megatron.draft import Draft
@@ -7,8 +7,9 @@ _MUON = ("muon", "dist_muon")
 
 
 def optimizer(draft: Draft) -> None:
-    """optimizer.optimizer, and muon_* with Megatron-LM's defaults where it is Muon."""
+    """optimizer.optimizer, and muon_* with Megatron-LM's defaults where it is Muon; optimizer.qk_clip."""
     arguments = draft.arguments
+    _qk_clip(draft)
     name = arguments.text("optimizer") or "adam"
     if name in _MUON:
         draft.put("optimizer.optimizer", "muon", "--optimizer")
@@ -25,6 +26,16 @@ def optimizer(draft: Draft) -> None:
     for flag in table.MUON_FLAGS:
         if flag in arguments.given:
             draft.irrelevant.append(f"--{flag}: has no effect without --optimizer muon")
+
+
+def _qk_clip(draft: Draft) -> None:
+    if draft.arguments.switch("qk-clip"):
+        draft.put("optimizer.qk_clip", True, "--qk-clip")
+        draft.fields(table.QK_CLIP_FIELDS)
+        return
+    for flag in table.QK_CLIP_FIELDS:
+        if flag in draft.arguments.given:
+            draft.irrelevant.append(f"--{flag}: has no effect without --qk-clip")
 
 
 def _whole_matrices(draft: Draft) -> None:

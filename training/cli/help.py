@@ -32,7 +32,8 @@ RARE = {
     "lr_wsd_decay_style optimizer use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_params_dtype "
     "optimizer_cpu_offload optimizer_offload_fraction muon_momentum muon_nesterov muon_num_ns_steps "
     "muon_coefficient_type muon_scale_mode muon_extra_scale_factor muon_split_qkv muon_split_fused "
-    "muon_fp32_matmul_prec lr_decay_power decoupled_lr decoupled_min_lr",
+    "muon_fp32_matmul_prec lr_decay_power decoupled_lr decoupled_min_lr "
+    "qk_clip qk_clip_threshold qk_clip_alpha",
     "train": "rampup_batch_size step_batch_size_schedule ema_decay average_last averages_on_host "
     "manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
     "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile "

@@ -6,6 +6,7 @@ from typing import Literal
 from models.owned_fields import RECOMPUTED_BY_TRANSFORMER_ENGINE
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
+from training.config.optimizer_config import OptimizerConfig
 
 
 def mtp_problems(shape: GPTShape, documents_apart: bool) -> list[str]:
@@ -35,6 +36,27 @@ def mup_problems(shape: GPTShape, optimizer: str) -> list[str]:
     return [
         f'model.use_mup scales the learning rates of "adam" and "muon", found optimizer.optimizer "{optimizer}". Use '
         "one of them, or set model.use_mup = false."
+    ]
+
+
+def qk_clip_problems(shape: GPTShape, optimizer: OptimizerConfig, graphed: bool) -> list[str]:
+    """Where optimizer.qk_clip would scale nothing, or to no effect, or not where the weights are."""
+    if not optimizer.qk_clip:
+        return []
+    normed = shape.qk_l2_norm or (shape.qk_layernorm and not shape.multi_latent_attention)
+    found = {
+        "a model without attention": not shape.has_attention,
+        "norms of queries and keys (model.qk_layernorm, qk_l2_norm), which undo the scaling": normed,
+        "model.clip_qkv, which bounds queries and keys already": shape.clip_qkv > 0,
+        "model.attn_logit_softcapping, which bounds logits already": shape.attn_logit_softcapping > 0,
+        'kernels.cuda_graph_impl = "local", which collects no logits': graphed,
+        "optimizer.use_precision_aware_optimizer, whose weights are kept in parts": (
+            optimizer.use_precision_aware_optimizer
+        ),
+        "optimizer.optimizer_cpu_offload, whose weights are on the host": optimizer.optimizer_cpu_offload,
+    }
+    return [
+        f"optimizer.qk_clip cannot be with {what}. Set one of them to its default." for what, on in found.items() if on
     ]
 
 

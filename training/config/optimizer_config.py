@@ -132,6 +132,16 @@ class OptimizerConfig:
     muon_fp32_matmul_prec: Literal["highest", "high", "medium"] = "medium"
     """Of Newton-Schulz's products: fp32, TF32, bf16."""
 
+    qk_clip: bool = False
+    """After an update, scale down the queries' and keys' weights of heads whose largest attention logit in the global
+    batch was above qk_clip_threshold (QK-clip, arXiv:2507.20534), and log that logit. With any optimizer."""
+
+    qk_clip_threshold: float = 100.0
+    """Largest logit that a head keeps."""
+
+    qk_clip_alpha: float = 0.5
+    """Share of the scaling that queries take, as an exponent; keys have the rest. 0 to 1."""
+
     clip_grad: float = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
 
@@ -214,6 +224,11 @@ class OptimizerConfig:
             if (value := getattr(self, name)) is not None and value < 1:
                 found.append(f"optimizer.{name} must be 1 or more, found {value}.")
         found += self._unit_problems()
+        if self.qk_clip and (self.qk_clip_threshold <= 0 or not 0 <= self.qk_clip_alpha <= 1):
+            found.append(
+                "optimizer: expected qk_clip_threshold > 0 and 0 <= qk_clip_alpha <= 1, found "
+                f"{self.qk_clip_threshold:g} and {self.qk_clip_alpha:g}."
+            )
         if self.adam_eps <= 0:
             found.append(f"optimizer.adam_eps must be above 0, found {self.adam_eps}.")
         if self.weight_decay_incr_style != "constant" and None in (

@@ -59,7 +59,8 @@ def build_companions(
     trunk = run.config.train.decay_from if begun.parent is None else None
     history = HistoryCallback(run.run_dir, run.note, lambda: heartbeat.spent_s["evaluation"], ranks, trunk)
     compilation = [CompilationMeter(ranks, run.note)] if config.train.compile else []
-    meters = [collector, *stats, *timelines, *compilation, history]
+    clip = [parts.optimizer.qk_clip] if config.optimizer.qk_clip else []
+    meters = [collector, *stats, *timelines, *compilation, *clip, history]
     recorder = build_recorder(run, chunks, stream, begun.progress, meters)
     samples = build_samples(run, chunks)
     callbacks = [

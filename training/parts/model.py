@@ -24,6 +24,7 @@ from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting
 from training.custom.loss import load_loss
 from training.memory.measured import own_case
+from training.qk_clip import QKClip
 from training.step import RankParts
 
 
@@ -68,6 +69,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RankParts:
             attention_backend=config.kernels.attention_backend,
             deterministic=config.train.deterministic_mode,
             compile_blocks=config.train.compile,
+            max_logits=config.optimizer.qk_clip,
         ),
         recompute=recomputed(config, shape, ranks),
         offloaded_blocks=config.train.cpu_offloading_num_layers,
@@ -86,6 +88,8 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RankParts:
         from training.muon.build import install  # its package is an extra
 
         install(optim, chunks, config.optimizer, config.parallel, ranks)
+    if config.optimizer.qk_clip:
+        optim.qk_clip = QKClip(optim, chunks, shape, config.optimizer, ranks)
     if averages_of(config.train):
         optim.averages = Averages(optim, config.train)
     return RankParts(config=config, chunks=chunks, optimizer=optim, ranks=ranks)
