@@ -34,9 +34,10 @@ ZERO3 = ("--parallel.data_parallel_sharding_strategy", "optim_grads_params", "--
 
 @pytest.fixture(scope="module")
 def run(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """2 iterations with shards over 2 ranks, and 2 with TP, from bf16 weights; a checkpoint of each."""
+    """2 iterations with shards over 4 ranks, which cut tensors (2 ranks cut none), and 2 with TP, from bf16 weights; a
+    checkpoint of each."""
     folder = tmp_path_factory.mktemp("averages") / "run"
-    train(prepared, configuration(folder, *FLAGS, *BF16, "--train.exit_interval", "2"), 2)
+    train(prepared, configuration(folder, *FLAGS, *BF16, "--train.exit_interval", "2"), 4)
     train(prepared, configuration(folder, *FLAGS, *BF16, *TP2), 2)
     return folder
 
