@@ -421,7 +421,7 @@ def test_fp8_layers_are_recomputed_with_the_scales_that_they_had(
     for run_dir, flags in ((tmp_path / "kept", ()), (tmp_path / "recomputed", recomputed)):
         emulation = Emulation(capability=BLACKWELL if recipe in BLACKWELLS else HOPPER)
         printed = te_device.train(Training(shape=shape), run_dir, emulation, (*BF16, *wide, *fp8(recipe), *flags))
-    assert ("stage 0: attention of" in printed) == ("--train.recompute" in recomputed), printed
+    assert ("stage 0: attention of" in printed) == recomputed[1].startswith("auto:"), printed
     assert trainings.loss_difference(tmp_path / "kept", tmp_path / "recomputed") == 0
 
 

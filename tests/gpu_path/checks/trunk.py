@@ -28,6 +28,7 @@ from torch import Tensor
 from models import gpt
 from models.config import ModelConfig
 from models.layers import spec
+from models.layers.token_counts import TokenCounts, set_token_counts
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel import groups, local_ranks
@@ -42,10 +43,16 @@ SEQ, BATCH, MICROBATCHES = 64, 2, 3
 
 
 def hybrid_model(model: ModelConfig, shape: GPTShape, ep: int, dtype: Any, ranks: Ranks) -> torch.nn.Module:
-    """As training builds it."""
+    """As training builds it, and with a step's counts: mcore's own MTP divides each microbatch by its own tokens, which
+    are as many in each here."""
     parallel = ParallelConfig(expert_model_parallel_size=ep)
     precision = PrecisionConfig(dtype=dtype)
     (chunk,) = gpt.build(gpt.Blueprint(model=model, shape=shape, parallel=parallel, precision=precision), ranks)
+    counted = torch.full((), float(BATCH * SEQ), device=ranks.device)
+    depths = torch.tensor([float(BATCH * (SEQ - 1 - depth)) for depth in range(shape.mtp_num_layers)])
+    set_token_counts(
+        chunk.config, TokenCounts(counted=counted, share=counted / counted, depths=depths.to(ranks.device))
+    )
     return chunk
 
 
