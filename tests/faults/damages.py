@@ -27,8 +27,8 @@ TEXT = """Of two checkpoints in a folder the newer one is damaged, in any of its
 and found, and the tensor where the byte lies in one; the older checkpoint is taken and said to be; all ranks decide
 alike; and they hold afterwards exactly what was saved. Where both are damaged nothing may be loaded, and no parameter
 touched. A file that is not of the checkpoint is ignored, with a warning. `sizes` does not verify tensors, of which it
-is to find what cannot be (NaN, a negative second moment), and everything else. The time is that of the load with
-hashes."""
+is to find what cannot be (NaN, a negative second moment) once they are read, and everything else. The time is that of
+the load with hashes."""
 WORLD_SIZES = (1, 2)
 LIMIT_S = 60
 """A rank that takes longer for one damage hangs: it is killed, and the damage counts as a hang."""
@@ -180,9 +180,10 @@ def wrong(injection: Injection, depth: Depth, found: dict[str, Any], world: Dama
         problems.append(f"expected {expected} to be loaded, found {found['path']} ({found['error']})")
     if unseen and found["path"] == world.newest:
         return problems
-    if not found["as_saved"]:
+    read_before_refused = is_impossible(found) and found["path"] is None  # and the process ends
+    if not found["as_saved"] and not read_before_refused:
         problems.append("the ranks do not hold what was saved")
-    text = found["error"] or found["said"]
+    text = everything_said(found)
     damaged = world.damaged / world.newest
     problems += [f"no warning of {name} in {text!r}" for name in injection.warned if name not in text]
     for name in injection.named:
@@ -204,9 +205,14 @@ def wrong(injection: Injection, depth: Depth, found: dict[str, Any], world: Dama
     return problems
 
 
+def everything_said(found: dict[str, Any]) -> str:
+    """Warnings, and the error that ended the load."""
+    return found["said"] + (found["error"] or "")
+
+
 def is_impossible(found: dict[str, Any]) -> bool:
     """Whether a number was read that no run can have: ``sizes`` meets it where a changed byte made one."""
-    text = found["error"] or found["said"]
+    text = everything_said(found)
     return "expected a finite number" in text or "expected 0 or more" in text
 
 
