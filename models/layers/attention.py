@@ -16,11 +16,10 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
-from models.layers import packed
+from models.layers import max_logits, packed
 from models.layers.blockwise_attention import AttentionMask, Softmax, attend, attend_in_blocks
 from models.layers.chunked import chunk_of, temperature_of
 from models.layers.documents import Documents, kept_apart
-from models.layers.max_logits import collect
 from program.errors import SharedMistake
 
 
@@ -129,7 +128,7 @@ class SDPAttention(MegatronModule):
             key, value = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
             pieces = (rank * half, (2 * cp - 1 - rank) * half)
         if self.collects and self.training:
-            collect(self, query, key, sight, softmax.scale, pieces)
+            max_logits.collect(self, query, key, sight, softmax.scale, pieces)
         if self.cp_group is not None:
             return attend_in_blocks(query, key, value, sight, softmax, pieces=pieces, sink=sink)
         plain = sink is None and not softmax.softcap and (sight.chunk is None or sight.chunk >= s)

@@ -18,6 +18,7 @@ from megatron.core.models.hybrid.hybrid_block import HybridStack
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from torch import Tensor, nn
 
+from models.layers import max_logits
 from models.layers.attention import SDPAttention
 from models.layers.cuda_graphs import kernel_by_kernel
 from parallel.cpu import eager
@@ -50,6 +51,7 @@ class Compiler:
             eager.allow_compilation()
         _prepare_dynamo()
         SDPAttention.within_documents = torch.compiler.disable(SDPAttention.within_samples)
+        max_logits.collect = torch.compiler.disable(max_logits.collect)
 
     def install(self, chunk: HybridModel) -> None:
         """For each layer of a chunk's stack, and of its depths of multi-token prediction."""

@@ -17,7 +17,6 @@ COLLECTED = "current_max_attn_logits"
 name. Modules without it collect nothing."""
 
 
-@torch.compiler.disable
 @torch.no_grad()
 def collect(
     attention: nn.Module, query: Tensor, key: Tensor, sight: AttentionMask, scale: float | None, pieces: Sequence[int]

@@ -14,7 +14,7 @@ from training.metrics.values import Values
 THEIRS = {
     "learning-rate", "batch-size", "lm loss", "lm loss validation", "loss-scale", "grad-norm", "num-zeros",
     "params-norm", "mem-max-allocated-bytes", "iteration-time", "throughput", "iter-energy/gpu", "power/gpu",
-    "load_balancing_loss", "z_loss",
+    "load_balancing_loss", "z_loss", "max_attention_logit",
 }  # fmt: skip
 """Of ``training_log`` in Megatron-LM's megatron/training/training.py at d98e8a64 (2026-08-22), and of megatron-core's
 moe_logging.py, as far as they are the same as ours."""
