@@ -1,14 +1,15 @@
 """QK-clip (MuonClip's, arXiv:2507.20534, section 2.1): no head's attention logits grow without bound.
 
 After an update, the weights and biases of queries and keys are scaled by powers of eta = threshold / the largest logit
-of the global batch, where that was larger: queries by eta^alpha and keys by eta^(1 - alpha), so that the logit comes to
-the threshold. As in megatron-core (SelfAttention.clip_qk, MLASelfAttention.clip_qk): heads that share a key have the
-eta of their largest; of latent attention, whose rotary key all heads share, rotary queries are scaled by eta. Unlike
-there biases are scaled, too, weights may be in shards, and every rank that has a part of a head has its whole maximum.
+of the global batch, where that was larger: queries by eta^alpha and keys by eta^(1 - alpha), so that with the weights
+before the update that logit would come to the threshold. As in megatron-core (SelfAttention.clip_qk,
+MLASelfAttention.clip_qk): heads that share a key have the eta of their largest; of latent attention, whose rotary key
+all heads share, rotary queries are scaled by eta. Unlike there biases are scaled, too, weights may be in shards, and a
+group that is divided among TP ranks has one maximum.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,10 +47,17 @@ class ScaledRows:
     """Elements of the first row that are another rank's."""
 
     def scale(self, etas: Tensor) -> None:
-        """etas: [layers, groups]."""
+        """etas: [layers, groups]. By whole rows, and what is held of the first and the last one: no factor for each
+        element."""
         factors = etas[self.layer, self.groups] ** self.powers  # of a row that stays: exactly 1
-        own = factors.repeat_interleave(self.columns)[self.skipped : self.skipped + self.main.numel()]
-        self.main.view(-1).mul_(own)
+        flat = self.main.view(-1)
+        first = min(-self.skipped % self.columns, len(flat))
+        whole = (len(flat) - first) // self.columns
+        last = first + whole * self.columns
+        rows = int(first > 0)  # before the first whole one
+        flat[:first].mul_(factors[:rows].sum())
+        flat[first:last].view(whole, self.columns).mul_(factors[rows : rows + whole, None])
+        flat[last:].mul_(factors[rows + whole :].sum())
 
 
 class QKClip:
@@ -62,6 +70,8 @@ class QKClip:
         self.groups = self.heads if shape.multi_latent_attention else shape.num_query_groups
         self.cores: list[Any] = []
         self.etas, self.largest = torch.ones(0), torch.tensor(math.nan)
+        self.due: set[int] = set()
+        """Parts of the optimizer whose weights this update has not scaled yet."""
         powers, mains = row_powers(shape, settings.qk_clip_alpha), dict(main_params(optimizer))
         rows: list[ScaledRows] = []
         for chunk in chunks:
@@ -69,10 +79,12 @@ class QKClip:
             for path, attention in _attentions(chunk):
                 rows += _scaled_rows(path, held, mains, powers, len(self.cores))
                 self.cores.append(attention.core_attention)
-        for part in parts(optimizer):
+        self.rows: list[list[ScaledRows]] = []
+        """Of each part."""
+        for number, part in enumerate(parts(optimizer)):
             own = {main for group in part.optimizer.param_groups for main in group["params"]}
-            if of_part := [one for one in rows if one.main in own]:
-                part.optimizer.register_step_post_hook(partial(self._scale, of_part))
+            self.rows.append([one for one in rows if one.main in own])
+            part.optimizer.register_step_post_hook(partial(self._scale, number))
         optimizer.zero_grad = partial(_first, self.forget, optimizer.zero_grad)
         optimizer.step_with_ready_grads = partial(_first, self.agree, optimizer.step_with_ready_grads)
 
@@ -86,6 +98,7 @@ class QKClip:
         """Before an update: the eta of each group of heads, over all ranks that had a part of the global batch."""
         if not self.cores:
             return
+        self.due = set(range(len(self.rows)))
         logits = torch.full((len(self.cores), self.heads), -torch.inf, device=self.ranks.device)
         for row, core in enumerate(self.cores):
             own = core.current_max_attn_logits
@@ -103,10 +116,13 @@ class QKClip:
         return across_ranks({"max_attention_logit": self.largest.item()}, self.ranks)
 
     @torch.no_grad()
-    def _scale(self, rows: Iterable[ScaledRows], *_: Any) -> None:
-        """Behind an optimizer's own step, before megatron-core gathers the weights in 16 bits."""
-        for one in rows:
-            one.scale(self.etas)
+    def _scale(self, number: int, *_: Any) -> None:
+        """Behind an optimizer's own step, before megatron-core gathers the weights in 16 bits. Once: torch calls hooks
+        for each class of a user's optimizer whose ``step`` calls its base's."""
+        if number in self.due:
+            self.due.remove(number)
+            for one in self.rows[number]:
+                one.scale(self.etas)
 
 
 def row_powers(shape: GPTShape, alpha: float) -> dict[str, Tensor]:
@@ -138,7 +154,11 @@ def _scaled_rows(
     powers: Mapping[str, Tensor],
     layer: int,
 ) -> Iterator[ScaledRows]:
-    """Of one attention's projections, those elements that this rank updates."""
+    """Of one attention's projections, those elements that this rank updates. Raises NotImplementedError for an
+    attention made of others: it would not be scaled."""
+    there = [name for name in powers if f"{path}.{name}.weight" in held]
+    if "linear_qkv" not in there and not (len(there) == 2 and "linear_kv_up_proj" in there):
+        raise NotImplementedError(f"optimizer.qk_clip: {path} has none of {', '.join(powers)}")
     for name, of_group in powers.items():
         for kind in ("weight", "bias"):
             one = held.get(f"{path}.{name}.{kind}")

@@ -127,7 +127,7 @@ class SDPAttention(MegatronModule):
             cp, rank, half = self.cp_group.size(), self.cp_group.rank(), s // 2
             key, value = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
             pieces = (rank * half, (2 * cp - 1 - rank) * half)
-        if self.collects and self.training:
+        if self.collects and self.training and torch.is_grad_enabled():  # of two passes by recomputation, the second
             max_logits.collect(self, query, key, sight, softmax.scale, pieces)
         if self.cp_group is not None:
             return attend_in_blocks(query, key, value, sight, softmax, pieces=pieces, sink=sink)

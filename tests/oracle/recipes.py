@@ -211,7 +211,7 @@ def _later(draw: random.Random, config: RunConfig, world_size: int) -> tuple[Run
         clip: dict[str, Any] = {"qk_clip": True, "qk_clip_threshold": draw.choice((0.3, 0.7, 1.2))}
         clip["qk_clip_alpha"] = draw.choice((0.5, 0.3))
         shape = resolve(config.model, None)
-        if not qk_clip_problems(shape, dataclasses.replace(config.optimizer, **clip), graphed=False):
+        if not qk_clip_problems(shape, dataclasses.replace(config.optimizer, **clip), config.kernels, {}):
             optimizer |= clip
             words.append(f"QK-clip {clip['qk_clip_threshold']}")
     return dataclasses.replace(config, train=train, optimizer=dataclasses.replace(config.optimizer, **optimizer)), words

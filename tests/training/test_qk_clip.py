@@ -12,6 +12,8 @@ from torch import Tensor
 from campaign import some
 from checkpoint_parts import Parts, assembled, configuration, on_ranks, sizes
 from models.config import ModelConfig
+from models.kernels import KernelsConfig
+from models.layers import max_logits
 from models.layers.blockwise_attention import AttentionMask
 from models.layers.documents import Documents
 from models.layers.max_logits import largest_logits
@@ -20,13 +22,14 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel import ddp
 from parallel.config import ParallelConfig
-from tests.faults.trainer import VOCABULARY
+from tests.faults.trainer import GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, VOCABULARY
 from tests.oracle.qk_clip import factors
 from tests.oracle.trained import randomise
 from training.config.lr_schedule import ScheduledRates
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
 from training.optimizer import set_schedule
+from training.qk_clip import ScaledRows
 from training.step import clip_and_update, zero_gradients
 
 CLIP = OptimizerConfig(qk_clip=True, qk_clip_threshold=2.0, qk_clip_alpha=0.3)
@@ -39,6 +42,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], ParallelConfig]] = {
         sizes(tp=2, sequence_parallel=True, context_parallel_size=2, expert_model_parallel_size=2),
     ),
     "bf16 ZeRO-1 CP2 PP2 DP2": (8, BIASED, sizes(pp=2, context_parallel_size=2, ddp_bucket_size=7000)),
+    "PP2, a stage without attention": (2, {"shape": "nemotron_h_tiny"}, sizes(pp=2)),
     "HSDP": (4, BIASED, sizes(data_parallel_sharding_strategy="HYBRID_SHARD", num_distributed_optimizer_instances=2)),
     "no shards": (2, BIASED, sizes(use_distributed_optimizer=False)),
     "an output gate": (2, {"shape": "qwen3_next_tiny", "qk_layernorm": False}, sizes(tp=2, sequence_parallel=True)),
@@ -102,7 +106,7 @@ def _no_gradient(param: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("name", some(LAYOUTS, list(LAYOUTS)[:4]))
+@pytest.mark.parametrize("name", some(LAYOUTS, list(LAYOUTS)[:5]))
 def test_rows_are_scaled_by_the_largest_logit_of_all_ranks(name: str, tmp_path: Path) -> None:
     world_size, model, parallel = LAYOUTS[name]
     config = clipped(model, parallel, "bf16" if name.startswith("bf16") else "fp32")
@@ -177,19 +181,68 @@ def test_the_largest_logit_is_of_what_a_query_sees(left: int | None, documents: 
         torch.testing.assert_close(torch.maximum(*found), expected)
 
 
+@pytest.mark.parametrize("columns", [1, 5])
+def test_a_shard_may_begin_and_end_within_a_row(columns: int) -> None:
+    """Every range of a matrix of 6 rows, and of its bias."""
+    whole, etas = torch.arange(1.0, 6 * columns + 1), torch.tensor([[0.5, 0.25]])
+    groups, powers = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([1.0, 0.5, 0.0, 1.0, 0.5, 0.0])
+    expected = whole * (etas[0, groups] ** powers).repeat_interleave(columns)
+    for start in range(len(whole)):
+        for end in range(start + 1, len(whole) + 1):
+            rows = slice(start // columns, -(-end // columns))
+            own = whole[start:end].clone()
+            ScaledRows(own, 0, groups[rows], powers[rows], columns, start % columns).scale(etas)
+            torch.testing.assert_close(own, expected[start:end], rtol=1e-6, atol=0)
+
+
 def test_a_step_collects_from_all_its_microbatches_and_forgets() -> None:
     on_ranks(1, clipped({"shape": "llama2_tiny"}, sizes()), _collects)
 
 
 def _collects(parts: Parts) -> None:
-    core = next(module for module in parts.chunks[0].modules() if hasattr(module, "current_max_attn_logits"))
+    """With a patch of this rank's own process."""
+    cores = [module for module in parts.chunks[0].modules() if hasattr(module, "current_max_attn_logits")]
+    calls: dict[Any, list[Tensor]] = {core: [] for core in cores}
+
+    def heard(core: Any, *args: Any) -> None:
+        before, core.current_max_attn_logits = core.current_max_attn_logits, None
+        collect(core, *args)
+        calls[core].append(core.current_max_attn_logits)
+        core.current_max_attn_logits = before
+        collect(core, *args)
+
+    collect, max_logits.collect = max_logits.collect, heard
+    for core in cores:
+        core.current_max_attn_logits = torch.full((4,), torch.nan)  # of a step that is done once more
     parts.train(1)
-    first = core.current_max_attn_logits
-    assert first.shape == (4,)
-    assert first.isfinite().all()
-    core.current_max_attn_logits = torch.full((4,), torch.nan)  # a step that was not a number, and is done once more
-    parts.train(2)
-    assert core.current_max_attn_logits.isfinite().all()
+    for core in cores:
+        assert len(calls[core]) == GLOBAL_BATCH_SIZE // MICRO_BATCH_SIZE > 1
+        assert torch.equal(core.current_max_attn_logits, torch.stack(calls[core]).amax(0))
+        assert not torch.equal(core.current_max_attn_logits, calls[core][-1])
+    assert parts.optimizer.qk_clip.report() == {"max_attention_logit": max(map(_largest, calls.values()))}
+    zero_gradients(parts.chunks, parts.optimizer)  # a step begins, whose update does not come
+    assert parts.optimizer.qk_clip.report() == {}
+
+
+def _largest(calls: list[Tensor]) -> float:
+    return torch.stack(calls).max().item()
+
+
+def test_an_optimizer_whose_step_calls_its_base_s_is_followed_once() -> None:
+    on_ranks(1, clipped({"shape": "llama2_tiny"}, sizes(use_distributed_optimizer=False)), _follows)
+
+
+@torch.no_grad()
+def _follows(parts: Parts) -> None:
+    clip, weight = parts.optimizer.qk_clip, next(one for rows in parts.optimizer.qk_clip.rows for one in rows).main
+    before = weight.clone()
+    seen(parts, 4)
+    clip.agree()
+    clip._scale(0)
+    once = weight.clone()
+    assert not torch.equal(once, before)
+    clip._scale(0)  # torch's second call
+    assert torch.equal(weight, once)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +252,11 @@ def _collects(parts: Parts) -> None:
         ({"model": ModelConfig(shape="qwen3_tiny")}, "norms of queries and keys"),
         ({"model": ModelConfig(shape="mamba2_tiny")}, "a model without attention"),
         ({"model": ModelConfig(shape="gemma2_tiny")}, "model.attn_logit_softcapping"),
+        (
+            {"kernels": KernelsConfig(attention_backend="flash")},
+            'kernels.attention_backend = "flash", which returns no',
+        ),
+        ({"model": ModelConfig(shape="llama2_tiny", megatron=("fp8_dot_product_attention=True",))}, "attention in fp8"),
     ],
 )
 def test_where_it_would_do_nothing_it_is_refused(fields: dict[str, Any], said: str) -> None:

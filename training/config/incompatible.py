@@ -1,8 +1,9 @@
 """What cannot be combined, though each part is sound by itself and divides over the ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from models.kernels import KernelsConfig
 from models.owned_fields import RECOMPUTED_BY_TRANSFORMER_ENGINE
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
@@ -39,24 +40,35 @@ def mup_problems(shape: GPTShape, optimizer: str) -> list[str]:
     ]
 
 
-def qk_clip_problems(shape: GPTShape, optimizer: OptimizerConfig, graphed: bool) -> list[str]:
-    """Where optimizer.qk_clip would scale nothing, or to no effect, or not where the weights are."""
+def qk_clip_problems(
+    shape: GPTShape, optimizer: OptimizerConfig, kernels: KernelsConfig, megatron: Mapping[str, object]
+) -> list[str]:
+    """Where optimizer.qk_clip would scale nothing, or to no effect, or is not told the logits. megatron: model.megatron
+    by field."""
     if not optimizer.qk_clip:
         return []
-    normed = shape.qk_l2_norm or (shape.qk_layernorm and not shape.multi_latent_attention)
+    fp8 = any(megatron.get(name) for name in ("fp8_dot_product_attention", "fp8_multi_head_attention"))
     found = {
         "a model without attention": not shape.has_attention,
-        "norms of queries and keys (model.qk_layernorm, qk_l2_norm), which undo the scaling": normed,
-        "model.clip_qkv, which bounds queries and keys already": shape.clip_qkv > 0,
+        "model.qk_layernorm: norms of queries and keys undo the scaling": (
+            shape.qk_layernorm and not shape.multi_latent_attention
+        ),
+        "model.qk_l2_norm: norms of queries and keys undo the scaling": shape.qk_l2_norm,
+        "model.clip_qkv: queries and keys are no longer in proportion to their weights": shape.clip_qkv > 0,
         "model.attn_logit_softcapping, which bounds logits already": shape.attn_logit_softcapping > 0,
-        'kernels.cuda_graph_impl = "local", which collects no logits': graphed,
+        'kernels.cuda_graph_impl = "local", which collects no logits': kernels.graphs,
+        'kernels.attention_backend = "flash", which returns no logits': kernels.attention_backend == "flash",
+        "attention in fp8 (model.megatron), which returns no logits": fp8,
+        "model.megatron: apply_query_key_layer_scaling, which returns logits over the layer's number": bool(
+            megatron.get("apply_query_key_layer_scaling")
+        ),
         "optimizer.use_precision_aware_optimizer, whose weights are kept in parts": (
             optimizer.use_precision_aware_optimizer
         ),
         "optimizer.optimizer_cpu_offload, whose weights are on the host": optimizer.optimizer_cpu_offload,
     }
     return [
-        f"optimizer.qk_clip cannot be with {what}. Set one of them to its default." for what, on in found.items() if on
+        f"optimizer.qk_clip cannot be with {what}. Leave one of them out." for what, there in found.items() if there
     ]
 
 

@@ -134,10 +134,10 @@ class OptimizerConfig:
 
     qk_clip: bool = False
     """After an update, scale down the queries' and keys' weights of heads whose largest attention logit in the global
-    batch was above qk_clip_threshold (QK-clip, arXiv:2507.20534), and log that logit. With any optimizer."""
+    batch was above qk_clip_threshold (QK-clip, arXiv:2507.20534), and log that logit. With every optimizer."""
 
     qk_clip_threshold: float = 100.0
-    """Largest logit that a head keeps."""
+    """Logit that larger ones are scaled down to, on that batch with the weights before the update."""
 
     qk_clip_alpha: float = 0.5
     """Share of the scaling that queries take, as an exponent; keys have the rest. 0 to 1."""

@@ -174,7 +174,7 @@ class RunConfig:
         shape = resolve(self.model, None)  # not yet with the tokenizer's vocabulary; nothing here depends on it
         found = shape_problems(shape) + mtp_problems(shape, self.data.reset_attention_mask)
         found += mup_problems(shape, self.optimizer.optimizer)
-        found += qk_clip_problems(shape, self.optimizer, self.kernels.graphs)
+        found += qk_clip_problems(shape, self.optimizer, self.kernels, parse(self.model.megatron))
         if self.train.recompute_granularity == "selective":
             found += recompute_problems(shape, self.train.recompute_modules, self.device)
         found += offload_number_problems(self.model.megatron)

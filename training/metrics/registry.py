@@ -73,7 +73,7 @@ METRICS: dict[str, Metric] = dict([
     _metric("grad_norm", "", "last", "L2 norm of the whole model's gradient before clipping; absent where fp16 gradients overflowed", "grad-norm"),
     _metric("learning_rate", "", "last", "of this iteration", "learning-rate"),
     _metric("decoupled_learning_rate", "", "last", "of word embeddings and output layer, with `optimizer.decoupled_lr`"),
-    _metric("max_attention_logit", "", "max", "largest of all heads in this iteration's global batch, before `optimizer.qk_clip` scaled", "max_attention_logit"),
+    _metric("max_attention_logit", "", "max", "largest of all heads in this iteration's global batch, before `optimizer.qk_clip` scaled; absent where the update was skipped", "max_attention_logit"),
     _metric("batch_size", "samples", "last", "of this iteration's global batch", "batch-size"),
     _metric("loss_scale", "", "last", "of fp16; absent where it is 1", "loss-scale"),
     _metric("skipped", "updates", "sum", "updates since the last line that did not happen: overflow, NaN or Inf, a spike", counter="increments"),
