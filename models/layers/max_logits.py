@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from models.layers.blockwise_attention import AttentionMask
 
 COLLECTED = "current_max_attn_logits"
-"""A core attention's [heads / TP], of all forward passes in training since it was set to None: fp32 of ours, in the
-output's dtype of Transformer Engine's (steps of 0.5 at 100 in bf16). megatron-core's name; modules without it collect
-nothing."""
+"""A core attention's [heads / TP], of all forward passes in training since it was set to None: fp32 where our attention
+collects, else in the dtype of Transformer Engine's output (steps of 0.5 at 100 in bf16). megatron-core's name; modules
+without it collect nothing."""
 
 
 @torch.no_grad()

@@ -43,7 +43,7 @@ def mup_problems(shape: GPTShape, optimizer: str) -> list[str]:
 def qk_clip_problems(
     shape: GPTShape, optimizer: OptimizerConfig, kernels: KernelsConfig, megatron: Mapping[str, object]
 ) -> list[str]:
-    """Where optimizer.qk_clip would scale nothing, or to no effect, or is not told the logits. megatron: model.megatron
+    """Where optimizer.qk_clip would scale nothing, or to no effect, or gets no logits. megatron: model.megatron
     by field."""
     if not optimizer.qk_clip:
         return []
