@@ -81,6 +81,12 @@ class Heartbeat:
         self._page = mmap.mmap(-1, _PAGE) if path is None or about is None else _create(path, about)
         self._write()
 
+    def watched_by(self, watchdog: subprocess.Popen[bytes], process_start: int | None) -> None:
+        """The rank signs for a watchdog that it has started, until that one does: a page is taken away where neither
+        lives, and a rank may be killed while its watchdog is still being loaded."""
+        self.watchdog = watchdog
+        _WATCHDOG.pack_into(self._page, _WATCHDOG_AT, watchdog.pid, process_start or 0, 0, False)
+
     def enter(self, phase: str, iteration: int | None = None) -> None:
         """The rank begins with ``phase``, of ``iteration`` if that is a new one."""
         self._phase = PHASES.index(phase)
@@ -179,7 +185,7 @@ class Page:
         _WATCHDOG.pack_into(self._page, _WATCHDOG_AT, pid, process_start or 0, beats, done)
 
     def watchdog(self) -> tuple[int, int, int, bool]:
-        """What the rank's watchdog signed."""
+        """What the rank's watchdog signed; before it has looked, what the rank signed for it."""
         return _WATCHDOG.unpack_from(self._page, _WATCHDOG_AT)
 
 

@@ -178,7 +178,8 @@ def _begin(fault: FaultConfig, folder: Path, identity: Identity, environ: Mappin
         start_timeout_s=min(fault.start_timeout_s, pace.FOREVER_S),
     )
     heartbeat = Heartbeat(path, about)
-    heartbeat.watchdog = watchdog.start(path)
+    process = watchdog.start(path)
+    heartbeat.watched_by(process, start_of(process.pid))
     return heartbeat
 
 

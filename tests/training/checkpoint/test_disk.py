@@ -22,10 +22,11 @@ SAMPLE = (
     "no inodes left, while training waits",
     "read-only between two saves, in the background",
     "folder deleted in the middle of a save, in the background",
+    "folder moved away between two saves, in the background",
 )
 
 
-@pytest.mark.parametrize("case", some(SAMPLE, (SAMPLE[0], SAMPLE[1], SAMPLE[2], SAMPLE[5])))
+@pytest.mark.parametrize("case", some(SAMPLE, (SAMPLE[0], SAMPLE[1], SAMPLE[2], SAMPLE[5], SAMPLE[7])))
 def test_what_a_failing_disk_does_to_a_run(case: str, tmp_path: Path) -> None:
     assert case in disk.cases(1000)
     store = Store(path=tmp_path / "results.jsonl", seed=0, commit="", date="")

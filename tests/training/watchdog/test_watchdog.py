@@ -16,8 +16,9 @@ import pytest
 import runs
 import together
 from parallel.launch import Identity
-from training.watchdog import starts, verdict_file
-from training.watchdog.heartbeat import Page, memory_folder, remove
+from program.processes import start_of
+from training.watchdog import rank_monitor, starts, verdict_file
+from training.watchdog.heartbeat import SUFFIX, Heartbeat, Page, RankInfo, memory_folder, remove
 from waiting import until
 
 PROGRAM = Path(__file__).with_name("tiny_ranks.py")
@@ -281,6 +282,25 @@ def scenario_the_watchdog_goes_with_its_rank_and_takes_the_pages_along(start: St
     assert watchdogs(ranks[1].pid) == beside
     assert end(ranks) == ([0, 0], [])
     assert pages(tmp_path) == []
+
+
+def test_the_page_of_a_rank_that_was_killed_before_its_watchdog_looked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank of the node begins while that watchdog is still being loaded; its word is yet to come."""
+    about = RankInfo(
+        rank=0, world_size=1, host="n1", pid=2**22 + 1, process_start=1, main_thread=0, folder=str(tmp_path),
+        told_by_launcher=False, step_timeout_s=9.0, start_timeout_s=9.0,
+    )  # fmt: skip
+    path = tmp_path / f"triplane-{os.getuid()}-test-0{SUFFIX}"
+    monkeypatch.setattr(rank_monitor, "memory_folder", lambda: tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as loading:
+        Heartbeat(path, about).watched_by(loading, start_of(loading.pid))
+        rank_monitor._sweep()
+        assert path.exists()
+        loading.kill()
+    rank_monitor._sweep()
+    assert not path.exists()
 
 
 @pytest.fixture(scope="module")
