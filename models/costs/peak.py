@@ -46,6 +46,8 @@ class Recomputed(NamedTuple):
     """Bytes that all of them together do not keep, of a microbatch."""
     largest: Column | float = 0.0
     """Of these, the bytes that are back at once while backward passes run: of the one that spares most."""
+    at_the_loss: Column | float = 0.0
+    """Of these, the bytes that never went: the backward pass begins with them."""
 
 
 AS_LAID_OUT = Recomputed()
@@ -119,15 +121,17 @@ def _with_modules_offloaded(
 ) -> tuple[Recomputed, Column]:
     """What a stage keeps less of a microbatch, and sends to the host: of blocks of attention and an MLP, or experts.
 
-    Two blocks are on the GPU at the peak: the one whose backward pass runs, and the one before it, on its way back; and
-    depths of multi-token prediction. On the host stays what the first iteration has sent, which is everything, in
-    megatron-core's pool of pinned memory.
+    Two blocks are on the GPU while backward passes run: the one at work, and the one before it, on its way back; and
+    depths of multi-token prediction. One is there at the loss, which megatron-core sends in the first iteration alone
+    (0.19.2, fine_grained_activation_offload.py:587). On the host stays what that iteration has sent, which is
+    everything, in megatron-core's pool of pinned memory.
     """
     counts = _attention_and_mlp(columns, blocks, others)
     dense, experts = (offloaded_bytes(columns, experts=experts) for experts in (False, True))
     freed, sent = (counts[0] * one + counts[1] * other for one, other in zip(dense, experts, strict=True))
-    back = freed * np.minimum(1.0, (2 + columns.model.extra_heads) / np.maximum(1, blocks[0] + blocks[1]))
-    return Recomputed(recomputed.spared + freed, recomputed.largest + back), sent
+    one = freed / np.maximum(1, blocks[0] + blocks[1])
+    back = np.minimum(freed, (2 + columns.model.extra_heads) * one)
+    return Recomputed(recomputed.spared + freed, recomputed.largest + back, recomputed.at_the_loss + one), sent
 
 
 def _attention_and_mlp(
@@ -224,7 +228,8 @@ def _activations(
     kept, working = kept - recomputed.spared, working + recomputed.largest
     last = stage == columns.layout.pp - 1
     loss = loss_bytes(columns) * (1 + columns.model.extra_heads)
-    loss = np.where(last, np.maximum(loss, depth_bytes(columns)) + gathered.at_the_loss, 0.0)
+    loss = np.maximum(loss, depth_bytes(columns)) + recomputed.at_the_loss + gathered.at_the_loss
+    loss = np.where(last, loss, 0.0)
     most, at_the_end, at_the_start = (in_flight(columns, stage) * share for share in crowded.T)
     ends = 2 * element_bytes(columns) * tokens(columns) * columns.model.hidden
     kept = kept + np.where((columns.published.keeps_stage_ends > 0) & (columns.layout.pp > 1), ends, 0.0)

@@ -2,6 +2,7 @@
 those of the same run without it, whenever streams run, and every module named has sent something to the host."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order
-from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, assert_same, memory_of
+from tests.gpu_path.trainings import EXTENSION, Training, TrainingError, WarmDevice, assert_same, memory_of, warm_device
 
 ATTENTION = ("qkv_linear", "core_attn", "attn_proj")
 EXPERTS = (*ATTENTION, "mlp_norm", "expert_fc1", "moe_act")
@@ -55,14 +56,22 @@ def assert_offloaded(printed: str, modules: tuple[str, ...]) -> None:
     assert set(found) == set(modules) and min(found.values()) > 0, (found, printed)
 
 
+@pytest.fixture(scope="module")
+def metered() -> Iterator[WarmDevice]:
+    """Whose peak leaves out what emulated kernels compute with."""
+    with warm_device(EXTENSION, "tests.gpu_path.kernel_peaks") as warm:
+        yield warm
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     "layout, shape",
     [("", "debug"), ("pp2", "debug"), ("tp2sp", "debug"), ("", "mixtral_tiny"), ("", "deepseek_v3_tiny")],
 )
-def test_memory_is_as_predicted(te_device: WarmDevice, tmp_path: Path, layout: str, shape: str) -> None:
-    """The host's within 7 %, whose pinned tensors are rounded up; the device's within 5 % beyond the difference of a
-    run without offload, whose emulated products compute in fp32 tensors of their own."""
+def test_memory_is_as_predicted(metered: WarmDevice, tmp_path: Path, layout: str, shape: str) -> None:
+    """The device's within 2 % where all stays there, and within 7 % where modules are offloaded: their blocks come back
+    piece by piece. The host's within 7 %, whose pinned tensors are rounded up. Cross entropy is torch's: the emulated
+    kernel's result is not as large as the real one's."""
     many: tuple[str, ...] = (
         "--model.seq_length", "64", "--train.micro_batch_size", "32", "--train.global_batch_size", "64",
         "--train.train_iters", "3", "--train.eval_interval", "None", "--kernels.off", "cross_entropy_loss_fusion",
@@ -71,9 +80,7 @@ def test_memory_is_as_predicted(te_device: WarmDevice, tmp_path: Path, layout: s
         many = (*many, "--model.hidden_size", "256", "--model.ffn_hidden_size", "1024")
     found = []
     for name, flags in (("kept", ()), ("away", offloading(MODULES[shape]))):
-        te_device.train(
-            Training(layout=layout, shape=shape), tmp_path / name, emulation("eager"), (*flags, *BF16, *many)
-        )
+        metered.train(Training(layout=layout, shape=shape), tmp_path / name, emulation("eager"), (*flags, *BF16, *many))
         found.append(memory_of(tmp_path / name))
     kinds = ("weights", "gradients", "optimizer", "activations")
     kept, away = ({side: sum(row[side][kind] for kind in kinds) for side in ("predicted", "measured")} for row in found)
@@ -81,8 +88,9 @@ def test_memory_is_as_predicted(te_device: WarmDevice, tmp_path: Path, layout: s
     mib = [each / 2**20 for each in (kept["predicted"], kept["measured"], away["predicted"], away["measured"], *host)]
     print(shape, layout, "predicted and measured: kept, away, host", [round(each, 1) for each in mib])
     assert host[1] == pytest.approx(host[0], rel=0.07)
-    saved, predicted = kept["measured"] - away["measured"], kept["predicted"] - away["predicted"]
-    assert saved > 0.5 * predicted > 0 and abs(saved - predicted) < 0.05 * away["measured"]
+    assert kept["measured"] == pytest.approx(kept["predicted"], rel=0.02)
+    assert away["measured"] == pytest.approx(away["predicted"], rel=0.07)
+    assert away["measured"] < kept["measured"]
 
 
 @pytest.mark.parametrize(
