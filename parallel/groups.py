@@ -25,7 +25,7 @@ from parallel.cpu import adam, cuda_redirect, eager
 from parallel.launch import Identity, await_master, node_name
 from parallel.layout import Coordinates, Layout
 from parallel.nccl_options import allocator_problems, nccl_problems, sharp_problems, take_sharp
-from program.errors import SharedMistake, UserError, printable
+from program.errors import SharedFault, SharedMistake, UserError, printable
 from program.processes import schedule_as_batch
 
 
@@ -100,7 +100,8 @@ def start(
 
     parallel: HSDP's copies, and NCCL's options for the groups; None: defaults. graphs: random states that CUDA graphs
     can replay. On the CPU this installs the CPU backend in this process. Raises SharedMistake for facts that differ and
-    for options that cannot be, UserError where MASTER_ADDR does not resolve in time.
+    for options that cannot be, UserError where MASTER_ADDR does not resolve in time, SharedFault where MASTER_PORT is
+    taken.
     """
     meeting, parallel, sharp = meeting or Meeting(), parallel or ParallelConfig(), take_sharp(os.environ)
     on = _prepare_device(device, identity)
@@ -119,9 +120,10 @@ def start(
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
-        raise UserError(
+        raise SharedFault(  # and no mistake: slurm/pretrain.sbatch starts again, with the next port
             f"MASTER_PORT {os.environ['MASTER_PORT']}, where the ranks meet, is in use on {node_name(os.environ)}: by "
-            "another job, or by one that has not ended yet. Set another MASTER_PORT, the same on all ranks."
+            "another job, or by one that has not ended yet. Set another MASTER_PORT, the same on all ranks.",
+            identity.rank,
         ) from None
     try:
         of_nccl = {"NCCL_COLLNET_ENABLE": sharp} if device == "cuda" else {}

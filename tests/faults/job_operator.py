@@ -62,7 +62,7 @@ def disk_full(scene: Scene) -> JobObservation:
     """Of checkpoints/, from the start."""
     with small_disk(folders.checkpoints(scene.run_dir), "size=64k"):
         fill(folders.checkpoints(scene.run_dir))
-        return refused(scene, "a checkpoint takes")
+        return refused(scene, "checkpoints cannot be written to .*: No space left on device")
 
 
 def read_only(scene: Scene) -> JobObservation:

@@ -214,11 +214,11 @@ def dead_owner(scene: Scene) -> JobObservation:
 
 
 def port_taken(scene: Scene) -> JobObservation:
-    """Somebody else listens on the job's MASTER_PORT."""
+    """Somebody else listens on the job's MASTER_PORT; the next start has another."""
     scene.submit(hold=True)
     with contextlib.closing(socket.create_server(("", 20000 + scene.job * 7 % 10000))):
         scene.inject(lambda: scene.cluster.run("scontrol", "release", str(scene.job)))
-        return scene.resumed(*scene.heard("(?i)address already in use|EADDRINUSE"))
+        return scene.resumed(*scene.heard("MASTER_PORT .*is in use"))
 
 
 def slow_rank(scene: Scene) -> JobObservation:

@@ -6,6 +6,7 @@ folder named ``done`` would fail the last.
 """
 
 import contextlib
+import errno
 import os
 import resource
 import secrets
@@ -73,11 +74,14 @@ _ADVICE = "Move it away, or choose another folder with --run_dir."
 
 
 def _write_problem(folder: Path) -> str | None:
+    """None where its disk is full, too: a run goes on without log lines, and says so (training/metrics/log_disk.py)."""
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".probe-{secrets.token_hex(4)}"
     try:
         probe.write_bytes(b"x")
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return None
         return f"{folder}: cannot be written: {reason(error)}. Choose another folder with --run_dir."
     finally:
         probe.unlink(missing_ok=True)

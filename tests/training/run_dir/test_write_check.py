@@ -5,7 +5,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,22 +120,27 @@ def test_a_run_under_small_limits_says_so(
     assert "Traceback" not in printed
 
 
-class NoSharedMemory(Program):
-    """Its /dev/shm is full."""
+class FullDisks(Program):
+    """Its /dev/shm is full, and its logs/."""
 
-    def _run(self, *arguments: Any) -> object:
+    def _run(self, flags: Sequence[str], *arguments: Any) -> object:
+        logs = Path(flags[flags.index("--run_dir") + 1], "logs")
         os.unshare(os.CLONE_NEWNS)
-        full = "mount -t tmpfs -o size=4k none /dev/shm; head -c 4096 /dev/zero > /dev/shm/x"
-        subprocess.run(["bash", "-ec", f"mount --make-rprivate /; {full}"], check=True)
-        return super()._run(*arguments)
+        full = "mount -t tmpfs -o size=4k none $disk; head -c 4096 /dev/zero > $disk/x"
+        script = f"mount --make-rprivate /; mkdir -p {logs}; for disk in /dev/shm {logs}; do {full}; done"
+        subprocess.run(["bash", "-ec", script], check=True)
+        return super()._run(flags, *arguments)
 
 
-def test_a_run_without_shared_memory_goes_on(tmp_path: Path, cache_dir: Path, prepared: Prepared) -> None:
+def test_a_run_without_shared_memory_or_room_for_its_logs_goes_on(
+    tmp_path: Path, cache_dir: Path, prepared: Prepared
+) -> None:
     flags = f"{FLAGS} --run_dir {tmp_path}/run --data.cache_dir {cache_dir}"
-    program = NoSharedMemory(flags.split(), tmp_path / "said")
+    program = FullDisks(flags.split(), tmp_path / "said")
     printed, said = program.communicate()
     assert program.returncode == 0, printed + said
     assert "has no watchdog" in said and "Traceback" not in printed + said
+    assert "run/logs is full: log lines are lost from here on; training goes on" in printed
 
 
 def test_a_probe_leaves_nothing_where_it_fails(tmp_path: Path) -> None:
