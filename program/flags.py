@@ -1,9 +1,11 @@
 """Command lines read into dataclasses: a field is a flag, the docstring under it the flag's help."""
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
+import io
 import itertools
 import math
 import re
@@ -34,7 +36,21 @@ def parse_flags[Flags](
     registry = ConstructorRegistry()
     registry.struct_rule(_with_help)
     text = description and inspect.cleandoc(description)
-    return tyro.cli(kind, args=given, prog=program, description=text, use_underscores=True, registry=registry)
+    parse = functools.partial(
+        tyro.cli, kind, prog=program, description=text, use_underscores=True, registry=registry
+    )  # fmt: skip
+    brief = [word if len(word) <= MOST_QUOTED else f"{word[:MOST_QUOTED]}..." for word in given]
+    if brief == given:
+        return parse(args=given)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parse(args=given)
+    except SystemExit as stopped:
+        if stopped.code:
+            parse(args=brief)  # refuses the same, and quotes less
+            print(said.getvalue(), file=sys.stderr)
+        raise
 
 
 def number_problems(flags: Any) -> list[str]:
@@ -54,6 +70,8 @@ def number_problems(flags: Any) -> list[str]:
     return found
 
 
+MOST_QUOTED = 300
+"""Characters of a word on the command line that a message repeats."""
 MOST_NUMBER, MOST_SECONDS, MOST_SHOWN = 1e18, 1e9, 1.7e308
 TIMES = ("_s", "_minutes", "_hours", "minutes")
 source = functools.cache(inspect.getsource)

@@ -46,8 +46,8 @@ class Campaigns:
     monitoring. None: all, in this order."""
 
     mend: bool = False
-    """Leave out parts that went well before, at whichever commit: an interrupted run goes on. Each part names its
-    commit and date."""
+    """Leave out parts that went well before, at whichever commit, and of the faults cases that did: an interrupted run
+    goes on. Each part names its commit and date."""
 
     output: Path = ROOT / "docs/benchmarks/test_all.json"
     """Of each part its command, commit, date, exit code, seconds and, of tests, counts. Parts that do not run stay."""
@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen, at = job.only or tuple(every), commit()  # before the results make the checkout differ from it
     for name in chosen:
         if not (job.mend and found["parts"].get(name, {}).get("exit_code") == 0):
-            found["parts"][name] = run(name, every[name], at)
+            mending = " --mend" if job.mend and name.startswith("faults/") else ""
+            found["parts"][name] = run(name, every[name] + mending, at)
             keep(job.output, found)
     for name in chosen:
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found["parts"][name].items()))

@@ -161,7 +161,7 @@ def limits(draw: Random) -> Surroundings:
     name, values, tells = draw.choice([
         ("RLIMIT_FSIZE", (0, 512, 4096, 65536, 300_000, 700_000), ("file too large", "ulimit -f")),
         ("RLIMIT_NOFILE", (10, 12, 16, 24, 32, 48), ("ulimit -n",)),
-        ("RLIMIT_AS", (200 << 20, 500 << 20, 1 << 30, 2 << 30), ("memory", "map segment", "allocate")),
+        ("RLIMIT_AS", (200 << 20, 500 << 20, 1 << 30, 2 << 30), ("memory", "map segment", "allocate", "ulimit -v")),
     ])  # fmt: skip
     value = draw.choice(values)
 

@@ -71,6 +71,23 @@ def test_a_number_that_no_flag_means_is_named(words: str, says: str) -> None:
     assert not number_problems(parse_flags(Wait, ["--tokens", "15e12"], "python -m wait"))
 
 
+@dataclass(kw_only=True)
+class Ended:
+    """Has ended."""
+
+    code: int | None = None
+    """Exit code."""
+
+
+@pytest.mark.parametrize("code", ["9" * 5000, "x" * 5000])
+def test_of_a_long_word_a_message_repeats_the_first_part(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_flags(Ended, ["--code", code], "python -m ended")
+    said = capsys.readouterr().err
+    assert "--code" in said and code[:20] in said and len(said) < 2500
+    assert parse_flags(Shared, ["--folder", code], "copy").folder == Path(code)
+
+
 @pytest.mark.parametrize("flag", ["--meeting_s", "--time_limit_s", "--free_gib"])
 @pytest.mark.parametrize("value", ["nan", "inf", "1e300"])
 def test_a_doctor_waits_no_such_time(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,8 @@ def test_the_entries_that_changed_are_named() -> None:
 def test_a_change_that_no_entry_tells_is_that_of_the_whole() -> None:
     assert data_changes(ENTRY, ENTRY | {"fingerprint": "f1"}) == ["fingerprint is f1 (was: f0)"]
     assert data_changes(ENTRY, ENTRY | {"seed": 2, "fingerprint": "f1"}) == ["seed is 2 (was: 1)"]
+    (line,) = data_changes(ENTRY | {"fingerprint": "f" * 100_000}, ENTRY)
+    assert line.startswith("fingerprint is f0 (was: ffff") and len(line) < 300
 
 
 def of_shards(folder: Path, *lengths: tuple[int, ...]) -> Prepared:
