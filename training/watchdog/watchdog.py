@@ -205,14 +205,15 @@ class Watchdog:
 
 
 def main(path: str) -> None:
-    """Watch the rank that beats in ``path``. Signals to whole groups mean only a request to stop."""
+    """Watch the rank that beats in ``path``. Signals to whole groups mean only a request to stop, to a rank that lives:
+    a supervisor that ends what a killed launcher has left over asks nobody."""
     try:
         watchdog = Watchdog(Page(Path(path)))
     except FileNotFoundError:  # the rank has ended before, and another watchdog of the node has cleared up
         return
 
     def hear(_number: int, _frame: FrameType | None) -> None:
-        watchdog.asked = True
+        watchdog.asked |= lives(watchdog.about.pid, watchdog.about.process_start)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, hear)

@@ -169,6 +169,22 @@ def scenario_a_killed_rank_is_named_at_once(start: Start, tmp_path: Path) -> Non
     assert said[0].endswith(" in iteration 5, phase evaluation")
 
 
+def scenario_a_watchdog_that_is_asked_to_end_behind_its_rank_still_tells(start: Start, tmp_path: Path) -> None:
+    """As tools/supervise/loop.sh asks all that a launcher left over, which was killed with its ranks."""
+    ranks = start("wait", "n1", "n2", timeout_s=600.0)
+    assert ranks[1].stdout is not None
+    ranks[1].stdout.readline()
+    until(lambda: [Page(path).watchdog()[2] > 0 for path in pages(tmp_path)] == [True, True])
+    (late,) = watchdogs(ranks[1].pid)
+    os.kill(late, signal.SIGSTOP)
+    ranks[1].kill()
+    ranks[1].wait()
+    os.kill(late, signal.SIGTERM)
+    os.kill(late, signal.SIGCONT)
+    until(lambda: verdict_file.newest(tmp_path))
+    assert "rank 1 of 2 on n2 ended without a word (SIGKILL" in verdict(tmp_path)["line"]
+
+
 def scenario_the_first_failure_is_shown_and_its_echo_is_not(start: Start, tmp_path: Path) -> None:
     codes, said = end(start("raise", "n1", "n2"))
     assert codes == [1, 1]
