@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from training.config.run_config import RunConfig
 CAMPAIGN = "matrix"
 TITLE = "Saved in one layout, loaded in every other"
 TEXT = """A model of 4 layers of width 64 trains 2 iterations, saves, and trains 3 more. Every other layout loads its
-checkpoint: each weight, its fp32 original and both moments, put together from all ranks as global tensors, must have
-the same hash as where they were saved; copies on different ranks must agree; and the next 3 losses must be within 1e-5
-(relative) of those of the run that was not interrupted. `dense` is a Llama; in `experts` each MLP is 4 experts, 2 of
-them for a token. The time is that of the load, the hashes and the 3 iterations."""
+checkpoint: each weight, its fp32 original and both moments, or Muon's momentum, put together from all ranks as global
+tensors, must have the same hash as where they were saved; copies on different ranks must agree; and the next 3 losses
+must be within 1e-5 (relative) of those of the run that was not interrupted. `dense` is a Llama; in `experts` each MLP
+is 4 experts, 2 of them for a token. The time is that of the load, the hashes and the 3 iterations."""
 
+MODELS = ("dense", "experts", "dense with Muon", "experts with Muon")
 SAVED_AT, UNTIL = 2, 5
 TOLERANCE = 1e-5
 
@@ -36,8 +37,10 @@ class Place:
     sizes: Mapping[str, Any]
 
     def config(self, model: str) -> RunConfig:
-        """Of ``dense`` or ``experts`` in this layout."""
-        return configuration(ParallelConfig(**self.sizes), **DENSE, **(EXPERTS if model == "experts" else {}))
+        """Of one of ``MODELS`` in this layout."""
+        config = configuration(ParallelConfig(**self.sizes), **DENSE, **(EXPERTS if "experts" in model else {}))
+        muon: dict[str, Any] = {"optimizer": "muon", "muon_fp32_matmul_prec": "highest"} if "Muon" in model else {}
+        return replace(config, optimizer=replace(config.optimizer, **muon))
 
 
 def _place(world_size: int, tp: int = 1, pp: int = 1, vpp: int | None = None, ep: int = 1) -> Place:
@@ -68,7 +71,7 @@ def cases(count: int) -> list[str]:
     """``MODEL: SOURCE -> TARGET``, at most ``count``, spread over all of them."""
     every = [
         f"{model}: {source} -> {target}"
-        for model in ("dense", "experts")
+        for model in MODELS
         for source in places(model)
         for target in places(model)
         if source != target and source not in NO_SOURCE
@@ -78,13 +81,13 @@ def cases(count: int) -> list[str]:
 
 def places(model: str) -> list[str]:
     """Layouts that this model can have."""
-    return [name for name in PLACES if model == "experts" or name not in ONLY_EXPERTS]
+    return [name for name in PLACES if "experts" in model or name not in ONLY_EXPERTS]
 
 
 def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], None]) -> None:
     """Save in each source that is needed, then load all of them in each target, in one world for each."""
-    for model in ("dense", "experts"):
-        mine = [_parts(case) for case in todo if case.startswith(model)]
+    for model in MODELS:
+        mine = [_parts(case) for case in todo if case.startswith(f"{model}:")]
         folder = scratch / model
         for source in dict.fromkeys(source for _, source, _ in mine):
             failure = on_ranks(
