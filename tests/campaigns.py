@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +45,8 @@ class Campaigns:
     monitoring. None: all, in this order."""
 
     mend: bool = False
-    """Leave out parts that went well before, at whichever commit, and of the faults cases that did: an interrupted run
-    goes on. Each part names its commit and date."""
+    """Leave out what went well before, at whichever commit: whole parts, cases of the faults, and tests of a part that
+    ended with failures. Each part names its commit and date, and what was mended at which other."""
 
     output: Path = ROOT / "docs/benchmarks/test_all.json"
     """Of each part its command, commit, date, exit code, seconds and, of tests, counts. Parts that do not run stay."""
@@ -63,9 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     found["versions"] |= versions(("transformers", "pytest"))
     chosen, at = job.only or tuple(every), commit()  # before the results make the checkout differ from it
     for name in chosen:
-        if not (job.mend and found["parts"].get(name, {}).get("exit_code") == 0):
-            mending = " --mend" if job.mend and name.startswith("faults/") else ""
-            found["parts"][name] = run(name, every[name] + mending, at)
+        before = found["parts"].get(name, {}) if job.mend else {}
+        if before.get("exit_code") != 0:
+            mending = ["--mend"] * (job.mend and name.startswith("faults/"))
+            words = [*every[name].split(), *mending]
+            found["parts"][name] = mended(before, job.workers, at) if "failed" in before else run(name, words, at)
             keep(job.output, found)
     for name in chosen:
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found["parts"][name].items()))
@@ -81,23 +82,37 @@ def parts(workers: int) -> Mapping[str, str]:
     return {f"tests/{name}": f"{pytest} tests/{name}" for name in folders} | {"tests": f"{pytest} {top}"} | PROGRAMS
 
 
-def run(name: str, words: str, at: str) -> dict[str, Any]:
+def run(name: str, words: Sequence[str], at: str) -> dict[str, Any]:
     """One part, whose output goes to the terminal."""
     if name == "monitoring" and not shutil.which("prometheus"):
         return {"left_out": "Prometheus is not installed"}
     with tempfile.TemporaryDirectory() as folder:
         results, start = Path(folder) / "results.xml", time.monotonic()
-        junit = [f"--junit-xml={results}"] if words.startswith(PYTEST) else []
-        code = subprocess.run([sys.executable, *words.split(), *junit], cwd=ROOT).returncode
+        junit = [f"--junit-xml={results}"] if "pytest" in words else []
+        code = subprocess.run([sys.executable, *words, *junit], cwd=ROOT).returncode
         seconds = round(time.monotonic() - start)
         tests = counts(results) if results.is_file() else {}
-    return {"command": f"python {words}", "commit": at, "date": now(), "exit_code": code, "seconds": seconds, **tests}
+    ran = f"python {' '.join(words)}"
+    return {"command": ran, "commit": at, "date": now(), "exit_code": code, "seconds": seconds, **tests}
 
 
-def counts(results: Path) -> dict[str, int]:
-    """Of pytest's XML: how many tests passed, failed and were skipped."""
-    cases = ElementTree.parse(results).iter("testcase")
-    return dict(Counter(next((ENDS[child.tag] for child in case if child.tag in ENDS), "passed") for case in cases))
+def mended(part: Mapping[str, Any], workers: int, at: str) -> dict[str, Any]:
+    """The tests of ``part`` that have failed, once more."""
+    again = run("", [*f"{PYTEST} -n {workers}".split(), *part["failed"]], at)
+    left = again.get("failed", []) if again["exit_code"] in (0, 1) else part["failed"]
+    passed = [test for test in part["failed"] if test not in left]
+    found = dict(part) | {"exit_code": int(bool(left)), "passed": part["passed"] + len(passed)}
+    found |= {"mended": [*part.get("mended", []), {"commit": at, "date": now(), "passed": passed}]}
+    return found | {"failed": left} if left else {key: value for key, value in found.items() if key != "failed"}
+
+
+def counts(results: Path) -> dict[str, Any]:
+    """Of pytest's XML: how many tests passed and were skipped, and which failed."""
+    found: dict[str, list[str]] = {}
+    for case in ElementTree.parse(results).iter("testcase"):
+        end = next((ENDS[child.tag] for child in case if child.tag in ENDS), "passed")
+        found.setdefault(end, []).append(f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}")
+    return {end: tests if end == "failed" else len(tests) for end, tests in found.items()}
 
 
 if __name__ == "__main__":
