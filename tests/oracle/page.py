@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tests.benchmarks.circumstances import versions
-from tests.oracle.compared import AGAIN, CLIPPED, GRADIENT, LOSS, NORM, ROUNDING, SCHEDULE, SMALL, UPDATE
+from tests.oracle.compared import AGAIN, CLIPPED, GRADIENT, LOSS, NORM, ORTHOGONAL, ROUNDING, SCHEDULE, SMALL, UPDATE
 from tests.oracle.results import CaseResult
 from tools.shared.processor import cpu_model
 
@@ -29,9 +29,9 @@ sharding, recomputation, optimizer, schedule. Three iterations are trained in fp
 0 and no norm 1. Compared are the loss, **every gradient** under transformers' names, the gradient norm before and after
 clipping, every weight's update, routers' biases, the learning rate and weight decay, samples and tokens of each of
 them. Bounds, relative: {loss:.0e} of a loss, {norm:.0e} of a norm, {gradient:.0e} of each gradient by its own norm (and
-{small:.0e} of the whole gradient's norm, for one that is rounding alone), {update:.0e} of an update's norm plus
-{rounding:.0e} of the weight's ({clipped:.0e} where QK-clip scaled it), {schedule:.0e} of a schedule. The test suite
-has six such cases, its campaign nine.
+{small:.0e} of the whole gradient's norm, for one that is rounding alone), {update:.0e} of an update's norm
+({orthogonal:.0e} of Muon's) plus {rounding:.0e} of the weight's ({clipped:.0e} where QK-clip scaled it),
+{schedule:.0e} of a schedule. The test suite has six such cases, its campaign nine.
 
 Two constants differ from transformers' defaults: xIELU's `eps` is 0 (its derivative has a jump otherwise), and
 Nemotron-H's mixers have no least step, as in Megatron and as exports say. Llama 4 is drawn with both or neither of
@@ -45,7 +45,7 @@ def page(results: Sequence[CaseResult], command: str) -> str:
     """results: by number."""
     top = TOP.format(
         cases=len(results), loss=LOSS, norm=NORM, gradient=GRADIENT, small=SMALL, update=UPDATE, rounding=ROUNDING,
-        schedule=SCHEDULE, again=AGAIN, clipped=CLIPPED,
+        schedule=SCHEDULE, again=AGAIN, clipped=CLIPPED, orthogonal=ORTHOGONAL,
     )  # fmt: skip
     return "\n".join([top, *_verdicts(results, command), *_different(results), *_kinds(results), *_refused(results)])
 
