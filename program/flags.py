@@ -70,7 +70,7 @@ def number_problems(flags: Any) -> list[str]:
     return found
 
 
-MOST_QUOTED = 300
+MOST_QUOTED = 100
 """Characters of a word on the command line that a message repeats."""
 MOST_NUMBER, MOST_SECONDS, MOST_SHOWN = 1e18, 1e9, 1.7e308
 TIMES = ("_s", "_minutes", "_hours", "minutes")
