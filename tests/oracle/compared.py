@@ -39,7 +39,7 @@ CLIPPED = 5e-7
 
 ORTHOGONAL = 5e-5
 """Of Muon's update: fp32's rounding, times the 500 by which five iterations of Newton-Schulz multiply a direction in
-which a gradient is nothing, as an expert's is that had few tokens. Layouts are held within 1e-5 (muon_row.py)."""
+which a gradient is nothing, as an expert's is that had few tokens. Of an element: muon_row.py."""
 
 
 @dataclass

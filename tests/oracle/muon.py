@@ -1,5 +1,5 @@
 """Muon in plain PyTorch: Jordan et al. 2024 (kellerjordan.github.io/posts/muon), its updates sized as arXiv:2502.16982
-and Megatron-LM size them; each matrix whole, under our canonical names."""
+and Megatron-LM size them; each matrix whole, in fp64, under our canonical names."""
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
@@ -29,9 +29,8 @@ WORDS = ("word_embeddings.weight", "output_layer.weight")
 class Muon:
     """Momentum of each matrix, by our names; of experts [E, out, in] each by itself."""
 
-    def __init__(self, settings: OptimizerConfig, shape: GPTShape, dtype: torch.dtype = torch.float64) -> None:
-        """dtype: of momenta and products."""
-        self.settings, self.shape, self.dtype = settings, shape, dtype
+    def __init__(self, settings: OptimizerConfig, shape: GPTShape) -> None:
+        self.settings, self.shape = settings, shape
         self.momenta: State = {}
 
     def updated(self, weights: State, gradients: State, scale: float, rates: Rates) -> State:
@@ -39,7 +38,7 @@ class Muon:
         found = {}
         for name, gradient in gradients.items():
             if is_matrix(name, gradient):
-                weight, gradient = weights[name].to(self.dtype), gradient.to(self.dtype) * scale
+                weight, gradient = weights[name].double(), gradient.double() * scale
                 momentum = self.settings.muon_momentum * self.momenta.get(name, torch.zeros(())) + gradient
                 self.momenta[name] = momentum
                 ahead = gradient + self.settings.muon_momentum * momentum if self.settings.muon_nesterov else momentum
@@ -80,7 +79,7 @@ def _orthogonal(matrix: Tensor, settings: OptimizerConfig) -> Tensor:
     x = x.mT if len(matrix) > len(matrix.mT) else x
     for a, b, c in _polynomials(settings):
         gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, alpha=c, beta=b), x, beta=a)
+        x = a * x + (b * gram + c * gram @ gram) @ x
     out, into = matrix.shape
     size = {"spectral": max(out, into) ** 0.5, "unit_rms_norm": (out / into) ** 0.5}
     size["shape_scaling"] = max(1.0, out / into) ** 0.5
