@@ -120,7 +120,7 @@ def start(
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
-        raise SharedFault(  # and no mistake: slurm/pretrain.sbatch starts again, with the next port
+        raise SharedFault(  # and no mistake: slurm/pretrain.sbatch starts again, with the next port if none was given
             f"MASTER_PORT {os.environ['MASTER_PORT']}, where the ranks meet, is in use on {node_name(os.environ)}: by "
             "another job, or by one that has not ended yet. Set another MASTER_PORT, the same on all ranks.",
             identity.rank,

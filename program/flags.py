@@ -36,19 +36,20 @@ def parse_flags[Flags](
     registry = ConstructorRegistry()
     registry.struct_rule(_with_help)
     text = description and inspect.cleandoc(description)
-    parse = functools.partial(
-        tyro.cli, kind, prog=program, description=text, use_underscores=True, registry=registry
-    )  # fmt: skip
+
+    def parse(words: Sequence[str]) -> Flags:
+        return tyro.cli(kind, args=words, prog=program, description=text, use_underscores=True, registry=registry)
+
     brief = [word if len(word) <= MOST_QUOTED else f"{word[:MOST_QUOTED]}..." for word in given]
     if brief == given:
-        return parse(args=given)
+        return parse(given)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return parse(args=given)
+            return parse(given)
     except SystemExit as stopped:
         if stopped.code:
-            parse(args=brief)  # refuses the same, and quotes less
+            parse(brief)  # refuses the same, and quotes less
             print(said.getvalue(), file=sys.stderr)
         raise
 

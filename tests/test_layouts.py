@@ -61,7 +61,7 @@ def references(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def with_muon(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[functools.cache]:  # type: ignore[type-arg]
+def muon_references(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[functools.cache]:  # type: ignore[type-arg]
     """The same with Muon, for more iterations."""
 
     @functools.cache
@@ -117,12 +117,13 @@ def test_muon_trains_as_one_rank(
     layout: str,
     prepared: Prepared,
     proven: dict,  # type: ignore[type-arg]
-    with_muon: functools.cache,  # type: ignore[type-arg]
+    muon_references: functools.cache,  # type: ignore[type-arg]
     tmp_path: Path,
 ) -> None:
-    off = furthest(muon_row.observed(model.config(), prepared, layout, tmp_path).loss, with_muon(model).loss)
-    if not off <= muon_row.LOSS_BOUND:
-        proven["muon", model.name, layout] = f"losses of {muon_row.ITERATIONS} iterations differ by {off:.1e}"
+    of_a_step = proven.get(("muon", model.name, layout), "proven")
+    proven["muon", model.name, layout] = f"{muon_row.ITERATIONS} iterations failed"
+    off = furthest(muon_row.observed(model.config(), prepared, layout, tmp_path).loss, muon_references(model).loss)
+    proven["muon", model.name, layout] = of_a_step if off <= muon_row.LOSS_BOUND else f"losses differ by {off:.1e}"
     assert off <= muon_row.LOSS_BOUND
 
 
@@ -222,8 +223,9 @@ its host, or keeps in fewer bits, is compared on the emulated device
 Muon: one step from random weights, on the gradients that a layout had, is what Muon in plain PyTorch and fp64 makes of
 whole matrices ([tests/oracle](../tests/oracle/muon.py)), each element within 3e-5 of its update's largest singular
 value: fp32's rounding, times the 500 by which five iterations multiply a direction in which a gradient is nothing. Of
-3,320 updates 35 were beyond 1e-5, and none beyond 2e-5 (2026-11-29). The losses of {muon_row.ITERATIONS} iterations are
-within 1e-5 relative of one rank's. The suite tries {len(MUON_SUITE)} of the {len(MUON)} layouts.
+3,320 updates 35 were beyond 1e-5, and none beyond 2e-5 (2026-11-29). The suite tries {len(MUON_SUITE)} of the
+{len(MUON)} layouts. The losses of {muon_row.ITERATIONS} iterations at a rate of 0.002 are within 1e-5 relative
+of one rank's (`make test-all`).
 
 | Model | Layouts | With switches | Muon |
 |---|---|---|---|"""

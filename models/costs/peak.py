@@ -129,9 +129,9 @@ def _with_modules_offloaded(
     counts = _attention_and_mlp(columns, blocks, others)
     dense, experts = (offloaded_bytes(columns, experts=experts) for experts in (False, True))
     freed, sent = (counts[0] * one + counts[1] * other for one, other in zip(dense, experts, strict=True))
-    one = freed / np.maximum(1, blocks[0] + blocks[1])
-    back = np.minimum(freed, (2 + columns.model.extra_heads) * one)
-    return Recomputed(recomputed.spared + freed, recomputed.largest + back, recomputed.at_the_loss + one), sent
+    of_a_block = freed / np.maximum(1, blocks[0] + blocks[1])
+    back = np.minimum(freed, (2 + columns.model.extra_heads) * of_a_block)
+    return Recomputed(recomputed.spared + freed, recomputed.largest + back, recomputed.at_the_loss + of_a_block), sent
 
 
 def _attention_and_mlp(

@@ -90,7 +90,8 @@ def test_memory_is_as_predicted(metered: WarmDevice, tmp_path: Path, layout: str
     assert host[1] == pytest.approx(host[0], rel=0.07)
     assert kept["measured"] == pytest.approx(kept["predicted"], rel=0.02)
     assert away["measured"] == pytest.approx(away["predicted"], rel=0.07)
-    assert away["measured"] < kept["measured"]
+    saved, predicted = kept["measured"] - away["measured"], kept["predicted"] - away["predicted"]
+    assert saved > 0.5 * predicted > 0
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,6 @@ class SaveCallback(Callback):
         path = self.root / folders.name_of(progress.iteration)
         try:
             self._hear(self.timeout_s)  # one at a time: the memory of the last one is still being written
-            if self.saved and self.ranks.rank == 0 and not self.root.is_dir():  # asked before the probe creates it
-                self.ranks.say(f"warning: {self.root} is gone, and the checkpoints in it; it is created again")
             if (text := on_first_rank(self._problem, self.ranks)) is not None:
                 raise OSError(text)
             if self.writer is not None and self._has_memory(self.writer):
@@ -244,6 +242,8 @@ class SaveCallback(Callback):
     def _problem(self) -> str | None:
         if self.lock is not None:
             self.lock.check()
+        if self.saved and not self.root.is_dir():
+            self.ranks.say(f"warning: {self.root} is gone, and the checkpoints in it; it is created again")
         return room.problem(self.root, self.needed_bytes, self._needed_files)
 
     @property

@@ -70,9 +70,11 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             (old if outdated else found)[name] = False
             continue
         if not flag:
-            problems.append(f"unexpected argument {' '.join(values)}. The recipe is the first argument, flags follow.")
+            problems.append(
+                f"unexpected argument {_cut_short(values)}. The recipe is the first argument, flags follow."
+            )
         elif kind is None:
-            problems.append(f"unknown flag --{flag}.{did_you_mean(name, [*names()], '--')}")
+            problems.append(f"unknown flag --{_cut_short([flag])}.{did_you_mean(name, [*names()], '--')}")
         else:
             given = _spelled(values, kind)
             if not _accepts(kind, given):

@@ -75,7 +75,7 @@ def _sources(old: JSON, new: JSON) -> Iterator[str]:
     if not isinstance(old, dict) or not isinstance(new, dict):
         return
     if len(old) != len(new):
-        yield f"sources are {', '.join(new)} (were: {', '.join(old)})"
+        yield f"sources are {', '.join(new)} (were: {_shown(', '.join(old))})"
         return
     for name, was, found in zip(new, old.values(), new.values(), strict=True):
         if isinstance(was, dict) and isinstance(found, dict):

@@ -74,13 +74,14 @@ _ADVICE = "Move it away, or choose another folder with --run_dir."
 
 
 def _write_problem(folder: Path) -> str | None:
-    """None where its disk is full, too: a run goes on without log lines, and says so (training/metrics/log_disk.py)."""
+    """None where a file is created that takes nothing, too: a run goes on without log lines, and says so
+    (training/metrics/log_disk.py)."""
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".probe-{secrets.token_hex(4)}"
     try:
         probe.write_bytes(b"x")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and probe.exists():
             return None
         return f"{folder}: cannot be written: {reason(error)}. Choose another folder with --run_dir."
     finally:

@@ -93,8 +93,8 @@ class Peer:
 
     def watchdog_works(self) -> bool:
         """Whether this rank's own watchdog lives and looks."""
-        pid, start, _, done = self._signed
-        return pid > 0 and not done and self._unsigned_s < STILL_ASKED_S and lives(pid, start or None)
+        pid, start, looks, done = self._signed
+        return looks > 0 and not done and self._unsigned_s < STILL_ASKED_S and lives(pid, start or None)
 
     def report(self) -> Report:
         at = self.reading

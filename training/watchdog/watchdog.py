@@ -213,7 +213,8 @@ def main(path: str) -> None:
         return
 
     def hear(_number: int, _frame: FrameType | None) -> None:
-        watchdog.asked |= lives(watchdog.about.pid, watchdog.about.process_start)
+        rank = status(watchdog.about.pid, watchdog.about.process_start)
+        watchdog.asked |= rank is not None and rank.state not in "ZX" and rank.has_memory
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, hear)

@@ -11,6 +11,7 @@ from tests.faults.results import Store
 SAMPLE = (
     "experts: TP2 EP2 -> PP2 VPP2",
     "experts: PP2 VPP2 -> one rank",
+    "experts with Muon: TP2 PP2 DP2 -> TP2 EP2",
 )
 """Experts, which move furthest. The dense ones are in test_checkpoint_layouts.py, with more layouts."""
 

@@ -16,9 +16,10 @@ import pytest
 import runs
 import together
 from parallel.launch import Identity
-from program.processes import start_of
+from training.config.small_sections import FaultConfig
 from training.watchdog import rank_monitor, starts, verdict_file
-from training.watchdog.heartbeat import SUFFIX, Heartbeat, Page, RankInfo, memory_folder, remove
+from training.watchdog.heartbeat import SUFFIX, Page, memory_folder, remove
+from training.watchdog.stop_signal import StopSignal
 from waiting import until
 
 PROGRAM = Path(__file__).with_name("tiny_ranks.py")
@@ -304,19 +305,21 @@ def test_the_page_of_a_rank_that_was_killed_before_its_watchdog_looked_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another rank of the node begins while that watchdog is still being loaded; its word is yet to come."""
-    about = RankInfo(
-        rank=0, world_size=1, host="n1", pid=2**22 + 1, process_start=1, main_thread=0, folder=str(tmp_path),
-        told_by_launcher=False, step_timeout_s=9.0, start_timeout_s=9.0,
-    )  # fmt: skip
-    path = tmp_path / f"triplane-{os.getuid()}-test-0{SUFFIX}"
     monkeypatch.setattr(rank_monitor, "memory_folder", lambda: tmp_path)
-    with subprocess.Popen(["sleep", "60"]) as loading:
-        Heartbeat(path, about).watched_by(loading, start_of(loading.pid))
+    with subprocess.Popen(["sleep", "60"]) as loading, subprocess.Popen(["sleep", "60"]) as rank:
+        monkeypatch.setattr(rank_monitor.watchdog, "start", lambda _: loading)
+        monkeypatch.setattr(rank_monitor.os, "getpid", lambda: rank.pid)
+        with rank_monitor.monitored(FaultConfig(), tmp_path, Identity(), StopSignal(), {}, cuda=False):
+            (page,) = tmp_path.glob(f"*{SUFFIX}")
+        monkeypatch.undo()
+        monkeypatch.setattr(rank_monitor, "memory_folder", lambda: tmp_path)
+        rank.kill()
+        rank.wait()
         rank_monitor._sweep()
-        assert path.exists()
+        assert page.exists()
         loading.kill()
     rank_monitor._sweep()
-    assert not path.exists()
+    assert not page.exists()
 
 
 @pytest.fixture(scope="module")
