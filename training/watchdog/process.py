@@ -8,8 +8,7 @@ from pathlib import Path
 
 from program.untrusted import read_text
 
-# fields 3, 14 and 15, 22, 23, 52 of proc(5)'s stat
-_STATE, _CPU, _START, _MEMORY, _EXIT_CODE = 0, slice(11, 13), 19, 20, 49
+_STATE, _CPU, _START, _EXIT_CODE = 0, slice(11, 13), 19, 49  # fields 3, 14 and 15, 22, 52 of proc(5)'s stat
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -19,8 +18,6 @@ class Status:
     state: str
     cpu_ticks: int
     start: int
-    has_memory: bool
-    """False once it ends: what it held is given back before it is a zombie, which takes seconds of many GiB."""
     ended_by: int | None
     """The signal that ended it, where it is a zombie that shows so."""
 
@@ -35,7 +32,6 @@ def status(pid: int, start: int | None) -> Status | None:
         return None
     return Status(
         state=fields[_STATE], cpu_ticks=sum(map(int, fields[_CPU])), start=int(fields[_START]),
-        has_memory=fields[_MEMORY] != "0",
         ended_by=(int(fields[_EXIT_CODE]) & 127 or None) if fields[_STATE] in "ZX" else None,
     )  # fmt: skip
 

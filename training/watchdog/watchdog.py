@@ -29,6 +29,10 @@ GRACE_S = 15.0
 """After a crash: the other ranks notice by themselves, or their launcher ends them; after that we do."""
 DEPUTY_S = 45.0
 """So much beyond its timeout a rank's own watchdog acts, should the first one of the node be stuck."""
+ASKED_S = 5.0
+"""A rank that was asked to stop with its whole group, and could not note it, is given longer than this by SLURM, by
+Kubernetes and by tools/supervise/loop.sh (30 s each) before SIGKILL. One that ends sooner ended by itself: loop.sh asks
+what a launcher that was killed has left over, whose ranks may be on their way out."""
 AGAIN = 1 / 4
 """Of the timeout: after nodes were asked for nothing, they are not asked again before that. It costs all stacks."""
 _ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +54,7 @@ class Watchdog:
         self.own = self.node.peers[self.about.rank]
         self.ending = Ending(self.about.pid, self.about.process_start)
         mine = status(os.getpid(), None)
-        self.asked, self.looks, self.start = False, 0, None if mine is None else mine.start
+        self.asked_s, self.looks, self.start = float("inf"), 0, None if mine is None else mine.start
         self.next_s, self.answered, self.called_s, self.judging, self.unwritten = 0.0, "", float("-inf"), "", ""
         self.verdict: Verdict | None = None
         self.verdict_s = 0.0
@@ -165,7 +169,8 @@ class Watchdog:
         """The rank has ended: say how, unless it said so itself, was asked to, or another one's failure came first."""
         end, at = status(self.about.pid, self.about.process_start), self.own.reading
         left_with_word = [peer.reading.code for peer in self.node.peers.values() if peer.reading.phase == "ended"]
-        if at.phase == "ended" or at.asked or self.asked or any(left_with_word):
+        asked = time.monotonic() > self.asked_s + ASKED_S
+        if at.phase == "ended" or at.asked or asked or any(left_with_word):
             return
         if verdict_file.read(self.folder) is not None:
             return
@@ -205,16 +210,14 @@ class Watchdog:
 
 
 def main(path: str) -> None:
-    """Watch the rank that beats in ``path``. Signals to whole groups mean only a request to stop, to a rank that lives:
-    a supervisor that ends what a killed launcher has left over asks nobody."""
+    """Watch the rank that beats in ``path``. Signals to whole groups mean only a request to stop."""
     try:
         watchdog = Watchdog(Page(Path(path)))
     except FileNotFoundError:  # the rank has ended before, and another watchdog of the node has cleared up
         return
 
     def hear(_number: int, _frame: FrameType | None) -> None:
-        rank = status(watchdog.about.pid, watchdog.about.process_start)
-        watchdog.asked |= rank is not None and rank.state not in "ZX" and rank.has_memory
+        watchdog.asked_s = min(watchdog.asked_s, time.monotonic())
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, hear)
