@@ -2,8 +2,9 @@
 
     python -m tests.campaigns [--workers 2] [--only tests/training oracle] [--mend] [--output FILE]
 
-Tests of each folder with --campaign, layouts and tests/gpu_path among them; then the oracle, the faults, a soak, and
-monitoring where Prometheus is installed. Hours: a part that has ended is written down, and --mend goes on behind it.
+Tests of each folder with --campaign, layouts and each file of tests/gpu_path among them; then the oracle, the faults, a
+soak, and monitoring where Prometheus is installed. Hours: a part that has ended is written down, and --mend goes on
+behind it.
 """
 
 import shutil
@@ -30,6 +31,8 @@ PROGRAMS = {
     "soak": "-m tests.faults.soak --minutes 30",
     "monitoring": "-m tests.monitoring",
 }
+LONGEST = "gpu_path"
+"""A folder whose files are parts of their own: an hour that is interrupted would be lost."""
 ENDS = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
 
@@ -80,7 +83,10 @@ def parts(workers: int) -> Mapping[str, str]:
     folders = sorted(folder.name for folder in tests.iterdir() if any(folder.rglob("test_*.py")))
     top = " ".join(sorted(f"tests/{path.name}" for path in tests.glob("test_*.py")))
     pytest = f"{PYTEST} -n {workers}"
-    return {f"tests/{name}": f"{pytest} tests/{name}" for name in folders} | {"tests": f"{pytest} {top}"} | PROGRAMS
+    whole = {f"tests/{name}": f"{pytest} tests/{name}" for name in folders if name != LONGEST}
+    by_file = {f"tests/{LONGEST}/{path.stem}": f"{pytest} --dist load tests/{LONGEST}/{path.name}"
+               for path in sorted((tests / LONGEST).glob("test_*.py"))}  # fmt: skip
+    return whole | {"tests": f"{pytest} {top}"} | by_file | PROGRAMS
 
 
 def run(name: str, words: Sequence[str], at: str) -> dict[str, Any]:
