@@ -141,9 +141,9 @@ def reduce_scatter() -> None:
 
 
 def all_gather() -> None:
-    """As weights are."""
-    whole = torch.ones(2)
-    all_gather_in_place(whole, whole[dist.get_rank()].view(1), group=dist.group.WORLD)
+    """As weights are. Not dist.get_rank(): this frame of torch's, too, is one that waits."""
+    whole, group = torch.ones(2), cast(dist.ProcessGroup, dist.group.WORLD)
+    all_gather_in_place(whole, whole[group.rank()].view(1), group=group)
 
 
 def ask_whether_to_stop() -> None:
