@@ -8,6 +8,15 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() or one in "\n\t" else _spelled(one) for one in text)
 
 
+QUOTED = 100
+"""Characters of a command line or a file that a message quotes."""
+
+
+def cut_short(text: str) -> str:
+    """What a message quotes of ``text``, which may be of any length."""
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}…"
+
+
 def _spelled(character: str) -> str:
     return character.encode("unicode_escape").decode()
 

@@ -18,7 +18,7 @@ from typing import Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from program.errors import UserError
+from program.errors import UserError, cut_short
 from program.switches import as_tyro_has_them, switches
 
 
@@ -40,7 +40,7 @@ def parse_flags[Flags](
     def parse(words: Sequence[str]) -> Flags:
         return tyro.cli(kind, args=words, prog=program, description=text, use_underscores=True, registry=registry)
 
-    brief = [word if len(word) <= MOST_QUOTED else f"{word[:MOST_QUOTED]}..." for word in given]
+    brief = [cut_short(word) for word in given]
     if brief == given:
         return parse(given)
     said = io.StringIO()
@@ -71,8 +71,6 @@ def number_problems(flags: Any) -> list[str]:
     return found
 
 
-MOST_QUOTED = 100
-"""Characters of a word on the command line that a message repeats."""
 MOST_NUMBER, MOST_SECONDS, MOST_SHOWN = 1e18, 1e9, 1.7e308
 TIMES = ("_s", "_minutes", "_hours", "minutes")
 source = functools.cache(inspect.getsource)

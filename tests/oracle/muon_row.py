@@ -25,8 +25,7 @@ BOUND = 500 * 2.0**-24
 """Of an element, in the update's largest singular value: fp32's rounding, times what five iterations multiply a
 direction by in which a gradient is nothing (the product of their first coefficients)."""
 ITERATIONS, SLOW_RATE, LOSS_BOUND = 20, 2e-3, 1e-5
-"""At five times that rate rounding grows to 1e-2 of the loss in 20 iterations of gated delta nets, and to 1e-4 in
-others."""
+"""At five times that rate rounding grew to 6e-2 of the loss in gated delta nets, and to 9e-5 in 36 other rows."""
 
 
 def muon_problems(config: RunConfig, prepared: Prepared, layout: str, folder: Path) -> list[str]:

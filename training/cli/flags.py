@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from program.errors import SharedMistake
+from program.errors import SharedMistake, cut_short
 from program.schema import type_name
 from program.switches import negated, truth
 from training.cli import help
@@ -19,7 +19,6 @@ from training.config.deprecated import OLD_FIELDS, new_names, with_old_flags
 from training.config.recipe import did_you_mean, names
 from training.config.run_config import RunConfig
 
-MOST_SHOWN = 100
 HELP = frozenset({"-h", "--help", "--help_all"})
 
 
@@ -66,19 +65,17 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         outdated = name in OLD_FIELDS
         if kind is not None and name != flag.replace("-", "_"):
             if values:
-                problems.append(f"--{flag}: expected no value, as --{name} false has one; found {_cut_short(values)}.")
+                problems.append(f"--{flag}: expected no value, as --{name} false has one; found {_quoted(values)}.")
             (old if outdated else found)[name] = False
             continue
         if not flag:
-            problems.append(
-                f"unexpected argument {_cut_short(values)}. The recipe is the first argument, flags follow."
-            )
+            problems.append(f"unexpected argument {_quoted(values)}. The recipe is the first argument, flags follow.")
         elif kind is None:
-            problems.append(f"unknown flag --{_cut_short([flag])}.{did_you_mean(name, [*names()], '--')}")
+            problems.append(f"unknown flag --{cut_short(flag)}.{did_you_mean(name, [*names()], '--')}")
         else:
             given = _spelled(values, kind)
             if not _accepts(kind, given):
-                problems.append(f"--{flag}: expected {type_name(kind)}, found {_cut_short(values)}.")
+                problems.append(f"--{flag}: expected {type_name(kind)}, found {_quoted(values)}.")
             else:
                 (old if outdated else found)[name] = _value(kind, given)
     if problems:
@@ -129,10 +126,9 @@ def _groups(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def _cut_short(values: Sequence[str]) -> str:
-    """The words after a flag, cut short."""
-    text = " ".join(values) or "nothing"
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+def _quoted(values: Sequence[str]) -> str:
+    """The words after a flag."""
+    return cut_short(" ".join(values) or "nothing")
 
 
 def _spelled(values: list[str], kind: Any) -> list[str]:

@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 
 from data.prepared import Prepared
+from program.errors import cut_short
 from training.checkpoint.state import JSON
 from training.config.run_config import RunConfig
-
-MOST_SHOWN = 200
-"""Characters of what a checkpoint's file says."""
 
 
 def data_entry(config: RunConfig, prepared: Prepared) -> dict[str, JSON]:
@@ -46,20 +44,14 @@ def data_changes(before: JSON, now: dict[str, JSON]) -> list[str]:
     if not isinstance(before, dict):
         return []
     lines = [
-        f"{key} is {now[key]} (was: {_shown(before[key])})"
+        f"{key} is {now[key]} (was: {cut_short(str(before[key]))})"
         for key in now.keys() & before.keys() - {"fingerprint", "sources"}
         if before[key] != now[key]
     ]
     lines += _sources(before.get("sources"), now.get("sources"))
     if not lines and before.get("fingerprint") != now.get("fingerprint"):
-        lines.append(f"fingerprint is {now.get('fingerprint')} (was: {_shown(before.get('fingerprint'))})")
+        lines.append(f"fingerprint is {now.get('fingerprint')} (was: {cut_short(str(before.get('fingerprint')))})")
     return sorted(lines)
-
-
-def _shown(value: JSON) -> str:
-    """A checkpoint's file may say anything, of any length."""
-    text = str(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def changed_entries(before: JSON, now: dict[str, JSON]) -> list[str]:
@@ -75,14 +67,14 @@ def _sources(old: JSON, new: JSON) -> Iterator[str]:
     if not isinstance(old, dict) or not isinstance(new, dict):
         return
     if len(old) != len(new):
-        yield f"sources are {', '.join(new)} (were: {_shown(', '.join(old))})"
+        yield f"sources are {', '.join(new)} (were: {cut_short(', '.join(old))})"
         return
     for name, was, found in zip(new, old.values(), new.values(), strict=True):
         if isinstance(was, dict) and isinstance(found, dict):
             for key in sorted(was.keys() & found.keys() - {"each_shard"}):
                 if was[key] != found[key]:
                     which = _which(was, found) if key == "shards" else ""
-                    yield f"{key} of source {name}: {found[key]} (was: {_shown(was[key])}){which}"
+                    yield f"{key} of source {name}: {found[key]} (was: {cut_short(str(was[key]))}){which}"
 
 
 def _which(was: dict[str, JSON], found: dict[str, JSON]) -> str:

@@ -20,6 +20,7 @@ from training.config.small_sections import FaultConfig
 from training.watchdog import rank_monitor, starts, verdict_file
 from training.watchdog.heartbeat import SUFFIX, Page, memory_folder, remove
 from training.watchdog.stop_signal import StopSignal
+from training.watchdog.watchdog import ASKED_S, Watchdog
 from waiting import until
 
 PROGRAM = Path(__file__).with_name("tiny_ranks.py")
@@ -320,6 +321,28 @@ def test_the_page_of_a_rank_that_was_killed_before_its_watchdog_looked_stays(
         loading.kill()
     rank_monitor._sweep()
     assert not page.exists()
+
+
+def test_a_rank_that_lived_on_after_its_group_was_asked_to_stop_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was blocked, and so could not note the request; SIGKILL came when its time was over."""
+    monkeypatch.setattr(rank_monitor, "memory_folder", lambda: tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        monkeypatch.setattr(rank_monitor.os, "getpid", lambda: rank.pid)
+        heartbeat = rank_monitor._begin(FaultConfig(), tmp_path / "start", Identity(), {}, cuda=False)
+        monkeypatch.undo()
+        assert heartbeat.path is not None and heartbeat.watchdog is not None
+        heartbeat.watchdog.kill()
+        heartbeat.watchdog.wait()
+        beside = Watchdog(Page(heartbeat.path))
+        rank.kill()
+    beside.asked_s = time.monotonic() - ASKED_S - 1
+    beside.tell_of_sudden_death()
+    assert verdict_file.read(tmp_path / "start") is None
+    beside.asked_s = time.monotonic()
+    beside.tell_of_sudden_death()
+    assert verdict_file.read(tmp_path / "start") is not None
 
 
 @pytest.fixture(scope="module")
