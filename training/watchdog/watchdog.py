@@ -32,7 +32,7 @@ DEPUTY_S = 45.0
 ASKED_S = 5.0
 """A rank that was asked to stop with its whole group, and could not note it, is given longer than this by SLURM, by
 Kubernetes and by tools/supervise/loop.sh (30 s each) before SIGKILL. One that ends sooner ended by itself: loop.sh asks
-what a launcher that was killed has left over, whose ranks may be on their way out."""
+what a launcher that was killed has left over, whose ranks may still be ending."""
 AGAIN = 1 / 4
 """Of the timeout: after nodes were asked for nothing, they are not asked again before that. It costs all stacks."""
 _ROOT = Path(__file__).resolve().parents[2]
