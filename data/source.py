@@ -7,6 +7,7 @@ import numpy as np
 from data import order
 from data.blend import Blend
 from data.config import DataConfig
+from data.order_begin import RUN_BEGIN, OrderBegin, orders
 from data.prepared import Prepared, Samples, SourceProgress
 from data.shards import Shard, bin_path
 from data.split import SplitName, split_shards
@@ -27,24 +28,36 @@ class SplitSegment:
     stop: int
 
 
-def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName) -> Samples:
+def build_source(
+    prepared: Prepared,
+    config: DataConfig,
+    seq_length: int,
+    seed: int,
+    split: SplitName,
+    begin: OrderBegin = RUN_BEGIN,
+) -> Samples:
     """Open a split. Every shard is split by document, as Megatron does; streams by a hash of each text.
+
+    begin: where the order of the train split begins.
 
     Raises UserError where the split of a source cannot fill one sample.
     """
     if split in prepared.splits:
         return prepared.splits[split]
     if prepared.streams is not None:
-        return StreamedSource(prepared.streams, split, config.split, seq_length, seed)
-    vocab_size = prepared.tokenizer.vocab_size
+        read = orders(prepared, config, seq_length, seed, begin)[0].samples
+        return StreamedSource(prepared.streams, split, config.split, seq_length, seed, read - begin.samples)
+    vocab_size, read_before = prepared.tokenizer.vocab_size, orders(prepared, config, seq_length, seed, begin)
     if prepared.blend is None:
         segments = _segments(prepared.shards, config, seq_length, split, "")
-        return TokenSource(segments, seq_length, seed, vocab_size)
+        return TokenSource(
+            segments, seq_length, read_before[0].order, vocab_size, read_before[0].samples - begin.samples
+        )
     opened = []
-    for number, source in enumerate(prepared.sources):
+    for source, before in zip(prepared.sources, read_before, strict=True):
         segments = _segments(source.shards, config, seq_length, split, f" of {source.name}")
-        opened.append(TokenSource(segments, seq_length, f"{seed} source {number}", vocab_size))
-    return BlendedSource(opened, [source.name for source in prepared.sources], prepared.blend)
+        opened.append(TokenSource(segments, seq_length, before.order, vocab_size, before.samples))
+    return BlendedSource(opened, [source.name for source in prepared.sources], prepared.blend, begin.samples)
 
 
 def _segments(
@@ -70,14 +83,15 @@ def _segments(
 class BlendedSource:
     """Samples of several sources, each in its own order, in the proportions of a blend."""
 
-    def __init__(self, opened: list["TokenSource"], names: list[str], blend: Blend) -> None:
-        self.opened, self.names, self.blend = opened, names, blend
+    def __init__(self, opened: list["TokenSource"], names: list[str], blend: Blend, begin: int = 0) -> None:
+        """begin: the global sample that is the blend's first one."""
+        self.opened, self.names, self.blend, self.begin = opened, names, blend, begin
         self.seq_length = opened[0].seq_length
         self.token_count = sum(source.token_count for source in opened)
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64. Raises as TokenSource.fetch."""
-        sources, indices = self.blend.assign(sample_indices)
+        sources, indices = self.blend.assign(sample_indices - self.begin)
         samples = np.empty((len(sample_indices), self.seq_length + 1), np.int32)
         for source in np.unique(sources):
             chosen = np.flatnonzero(sources == source)
@@ -86,14 +100,13 @@ class BlendedSource:
 
     def source_of(self, sample_indices: np.ndarray) -> np.ndarray:
         """Number in `names` of the source of each sample: [n]."""
-        return self.blend.assign(sample_indices)[0]
+        return self.blend.assign(sample_indices - self.begin)[0]
 
     def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How far each source has been read after the first `consumed_samples` samples, by its name."""
-        counts = self.blend.counts(consumed_samples).tolist()
-        per_epoch = [source.samples_per_epoch for source in self.opened]
-        read = zip(self.names, counts, per_epoch, strict=True)
-        return {name: SourceProgress(count, count / size) for name, count, size in read}
+        counts = self.blend.counts(consumed_samples - self.begin).tolist()
+        each = zip(self.names, self.opened, counts, strict=True)
+        return {name: source.sources(count)["data"] for name, source, count in each}
 
 
 class TokenSource:
@@ -104,7 +117,11 @@ class TokenSource:
     out.
     """
 
-    def __init__(self, segments: list[SplitSegment], seq_length: int, seed: int | str, vocab_size: int) -> None:
+    def __init__(
+        self, segments: list[SplitSegment], seq_length: int, seed: int | str, vocab_size: int, shift: int = 0
+    ) -> None:
+        """shift: number, among the source's own samples, of global sample 0; below 0 where a later one is the first."""
+        self.shift = shift
         self.segments = [segment for segment in segments if segment.stop > segment.start]
         self.seq_length = seq_length
         self.seed = seed
@@ -124,7 +141,7 @@ class TokenSource:
         Raises UserError for an id outside the vocabulary: every id is checked each time, which costs a few
         microseconds a sample where a wrong one would train on garbage or fault on a GPU.
         """
-        return self.read_windows(self._windows(sample_indices), sample_indices)
+        return self.read_windows(self._windows(sample_indices + self.shift), sample_indices)
 
     def read_windows(self, windows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of windows [n] int64, which the samples are. Raises as `fetch`."""
@@ -156,7 +173,8 @@ class TokenSource:
 
     def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How often the windows have been gone through after the first `consumed_samples` samples."""
-        return {"data": SourceProgress(consumed_samples, consumed_samples / self.samples_per_epoch)}
+        read = consumed_samples + self.shift
+        return {"data": SourceProgress(read, read / self.samples_per_epoch)}
 
     def _windows(self, sample_indices: np.ndarray) -> np.ndarray:
         """Window numbers [n] int64. The permutation costs as much for one position as for hundreds, so that small

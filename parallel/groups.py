@@ -22,7 +22,7 @@ from torch.utils import cpp_extension
 from parallel import mcore_patches
 from parallel.config import ParallelConfig
 from parallel.cpu import adam, cuda_redirect, eager
-from parallel.launch import Identity, await_master, node_name
+from parallel.launch import STAGE, Identity, await_master, node_name
 from parallel.layout import Coordinates, Layout
 from parallel.nccl_options import allocator_problems, nccl_problems, sharp_problems, take_sharp
 from program.errors import SharedFault, SharedMistake, UserError, printable
@@ -272,7 +272,11 @@ def _store(identity: Identity, timeout: timedelta, resolve_s: float) -> dist.Sto
     """
     if identity.port is None and identity.launcher in ("torchrun", "srun"):
         await_master(os.environ, resolve_s)
-        return None
+        if (again := os.environ.get(STAGE)) is None:
+            return None
+        # torchrun's own store lives on, and has the keys of the meeting before
+        store, *_ = next(dist.rendezvous("env://", identity.rank, identity.world_size, timeout=timeout))
+        return dist.PrefixStore(f"stage {again}", store)
     if identity.launcher == "single":
         return dist.HashStore()
     return dist.TCPStore(

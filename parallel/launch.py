@@ -18,6 +18,9 @@ LISTEN_FD = "TRIPLANE_LISTEN_FD"
 """Of ranks that ``spawn_ranks`` has started: the descriptor of a socket at MASTER_PORT, which rank 0 inherits."""
 MOST_RANKS, MOST_BYTES = 1 << 20, 1 << 20
 
+STAGE = "TRIPLANE_STAGE_STARTS"
+"""How often this process has begun another stage of its run: ranks that a launcher has started once meet again."""
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Identity:

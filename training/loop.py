@@ -9,7 +9,7 @@ from training.config.train_config import TrainConfig
 from training.progress import Progress
 from training.step import StepRequests, StepResult
 
-Reason = Literal["done", "exit_interval", "requested"]
+Reason = Literal["done", "stage", "exit_interval", "requested"]
 
 
 class Callback:
@@ -48,22 +48,25 @@ def run(
     step: Callable[[Progress, StepRequests], tuple[Progress, StepResult]],
     save: Callable[[Progress], tuple[Path, float]],
     callbacks: Sequence[Callback],
+    at_end: Reason = "done",
 ) -> tuple[Progress, Reason]:
     """Train from ``progress`` to ``train_iters``, to a multiple of ``exit_interval``, or until a rank asks to stop.
+
+    at_end: why training stops at ``train_iters``; "stage" where another one follows.
 
     The last state is always saved. Every rank decides alike: from counts, or from requests that the step merged.
     """
     saved = progress.iteration
     for callback in callbacks:
         callback.start(progress)
-    reason: Reason | None = "done" if progress.iteration >= train.train_iters else None
+    reason: Reason | None = at_end if progress.iteration >= train.train_iters else None
     while reason is None:
         for callback in callbacks:
             callback.before_step(progress)
         progress, result = step(progress, merge(callback.requests() for callback in callbacks))
         for callback in callbacks:
             callback.after_step(progress, result)
-        reason = why_stop(train, progress, result)
+        reason = why_stop(train, progress, result, at_end)
         interval = checkpoint.save_interval
         due = result.requests.save or (interval is not None and progress.iteration % interval == 0)
         if due or (reason is not None and saved != progress.iteration):
@@ -76,10 +79,12 @@ def run(
     return progress, reason
 
 
-def why_stop(train: TrainConfig, progress: Progress, result: StepResult) -> Reason | None:
+def why_stop(train: TrainConfig, progress: Progress, result: StepResult, at_end: Reason = "done") -> Reason | None:
     """Whether the step that led to ``progress`` was this process's last, and why."""
-    if progress.iteration >= train.train_iters or result.requests.finish:
+    if result.requests.finish:
         return "done"
+    if progress.iteration >= train.train_iters:
+        return at_end
     if result.requests.stop:
         return "requested"
     if train.exit_interval is not None and progress.iteration % train.exit_interval == 0:

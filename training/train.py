@@ -13,7 +13,7 @@ from training import loop
 from training.batches import Stream
 from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig
-from training.config.schedules import learning_schedule
+from training.config.schedules import schedule_of
 from training.memory.host_room import check_host_room
 from training.memory.out_of_memory import explain_out_of_memory
 from training.parts.announcement import announce, say_the_end
@@ -70,7 +70,7 @@ def train(
         config = with_recipe(config, shape, ranks)
         run = TrainingRun(
             config=config, prepared=prepared, device=ready.device, run_dir=run_dir, stop=ready.stop, lock=ready.lock,
-            tasks=ready.tasks, shape=shape, ranks=ranks, heartbeat=heartbeat,
+            tasks=ready.tasks, recipe=ready.recipe, shape=shape, ranks=ranks, heartbeat=heartbeat,
             note=noted_by(run_dir, ranks.rank, ready.lock.attempt if ready.lock else ""),
         )  # fmt: skip
         announce(run)
@@ -80,7 +80,7 @@ def train(
         buffers.enter_context(overlap_of_tp(config, shape, ranks))
         parts = build_parts(config, shape, ranks)
         begun = run_files.restore(parts, prepared, run_dir)
-        run_files.write_run_files(config, run_dir, begun.progress, ranks)
+        run_files.write_run_files(ready.recipe or config, run_dir, begun.progress, ranks)
         stream = build_stream(run, begun)
         companions = build_companions(run, parts, stream, begun, collector)
         step = partial(
@@ -88,14 +88,28 @@ def train(
             schedule=begun.schedule, policy=companions.policy, before_update=companions.before_update,
         )  # fmt: skip
         save = heartbeat.within("save", companions.saves)
-        progress, reason = loop.run(config.train, config.checkpoint, begun.progress, step, save, companions.callbacks)
+        last = config.begin is None or config.begin.is_last
+        progress, reason = loop.run(
+            config.train,
+            config.checkpoint,
+            begun.progress,
+            step,
+            save,
+            companions.callbacks,
+            "done" if last else "stage",
+        )
         stream.close()
         run_files.mark(run_dir, progress, reason, ranks)
-        if reason != "requested":
+        if reason not in ("requested", "stage"):
             companions.samples.sample_at_end(progress)
         say_the_end(run, progress, reason)
         companions.recorder.close()
     return STOPPED if reason == "requested" else 0
+
+
+def end_of(config: RunConfig) -> loop.Reason:
+    """Why training stops at ``train.train_iters``."""
+    return "done" if config.begin is None or config.begin.is_last else "stage"
 
 
 def meeting(config: RunConfig, prepared: Prepared) -> groups.Meeting:
@@ -124,7 +138,7 @@ def one_step(
     schedule: None: this configuration's, as of a run that begins. policy: None: as mcore does.
     """
     config = parts.config
-    schedule = schedule or learning_schedule(config.optimizer, config.train, config.model.seq_length)
+    schedule = schedule or schedule_of(config)
     microbatches = stream.next(config.model.seq_length)
     rates = schedule.rates(progress.consumed_samples)
     run_step = partial(train_step, parts, microbatches, rates, requests, before_update=before_update)

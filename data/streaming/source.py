@@ -22,8 +22,14 @@ class StreamedSource:
     skipped. One thread fetches; another may ask for the position.
     """
 
-    def __init__(self, streams: Streams, split: SplitName, weights: str, seq_length: int, seed: int) -> None:
-        """weights: data.split. Raises UserError where it leaves the split nothing, or there are too many streams."""
+    def __init__(
+        self, streams: Streams, split: SplitName, weights: str, seq_length: int, seed: int, shift: int = 0
+    ) -> None:
+        """weights: data.split. shift: number of global sample 0 among the streams' own.
+
+        Raises UserError where it leaves the split nothing, or there are too many streams.
+        """
+        self.shift = shift
         self.seq_length, reading, part = seq_length, streams.reading, part_of(split, weights)
         self.count = streams.count
         if split != "train":
@@ -57,7 +63,7 @@ class StreamedSource:
                 number: f"{sample} {cursor}"
                 for number, known in self._known.items()
                 for _, sample, cursor in known
-                if sample == -(-(consumed_samples - number) // self.count) > 0
+                if sample == -(-(consumed_samples + self.shift - number) // self.count) > 0
             }
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
@@ -69,7 +75,7 @@ class StreamedSource:
         self._fetches += 1
         rejected = self.how.rejects.count
         for row in np.argsort(sample_indices, kind="stable").tolist():
-            sample, number = divmod(int(sample_indices[row]), self.count)
+            sample, number = divmod(int(sample_indices[row]) + self.shift, self.count)
             windows[row] = self._take(self._at(number, sample))
         if self.how.rejects.count > rejected == 0:
             self._say(f"data: left out, as others like it will be: {self.how.rejects.shown[0]}")
@@ -78,7 +84,7 @@ class StreamedSource:
     def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How often the shares that are read here have been gone through, on average and read-ahead included."""
         opened = [stream.epochs for stream in list(self._open.values())]
-        return {"data": SourceProgress(consumed_samples, float(np.mean(opened)))} if opened else {}
+        return {"data": SourceProgress(consumed_samples + self.shift, float(np.mean(opened)))} if opened else {}
 
     def _at(self, number: int, sample: int) -> LogicalStream:
         """A stream whose next window is the one asked for."""

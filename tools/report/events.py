@@ -22,17 +22,22 @@ ROUTINE = {"first_step", "save", "commit", "evaluation", "memory"}
 """Not listed: charts and sums have them."""
 COLOURS = {
     "restart": "var(--c7)", "layout change": "var(--c3)", "skipped or replayed update": "var(--bad)",
-    "spike": "var(--c5)",
+    "spike": "var(--c5)", "stage": "var(--c4)",
 }  # fmt: skip
 EXITS = {2: "bad input", STOPPED: "stopped on request, saved"}
-STOPS = {"done": "training is done", "requested": "stopped on request"}
+STOPS = {"done": "training is done", "stage": "the stage is over", "requested": "stopped on request"}
 """By the reason of training/loop.py."""
 
 
 def marks(run: RunData) -> list[Mark]:
-    """Restarts, layout changes, skipped updates and spikes, over iterations."""
+    """Restarts, layout changes, stages, skipped updates and spikes, over iterations."""
     found: dict[str, list[Mark]] = {name: [] for name in COLOURS}
+    stages = {one.iteration or 0: one.text("text") for one in run.events if one.event == "stage"}
+    for iteration, text in stages.items():
+        found["stage"].append(Mark(x=iteration, title=_cut(text, 200), colour=COLOURS["stage"]))
     for before, now in pairwise(run.begins):
+        if now.iteration in stages:
+            continue
         changed = before.fields.get("layout") != now.fields.get("layout")
         kind = "layout change" if changed else "restart"
         text = f"{kind} at iteration {now.iteration}: {_layouts(before, now)}"

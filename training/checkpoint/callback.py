@@ -236,7 +236,7 @@ class SaveCallback(Callback):
             if room.is_full(self.root, self.needed_bytes, self._needed_files, text):
                 for damaged in self.root.glob(f"*{folders.DAMAGED}*"):
                     folders.remove(damaged)
-                folders.prune(self.root, 1, self.contents.retain_interval)
+                folders.prune(self.root, 1, self.contents.retain_interval, self.contents.milestones)
             self.retry = True
 
     def _problem(self) -> str | None:

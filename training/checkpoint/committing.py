@@ -32,6 +32,8 @@ class FilledFolder:
     """Newest checkpoints to keep in all."""
     retain_interval: int | None = None
     """Iterations that this divides are kept for good."""
+    milestones: tuple[int, ...] = ()
+    """Iterations that are kept for good: where stages end."""
     parent: str | None = None
     """The checkpoint beside it that it descends from, by name."""
     loaded: str | None = None
@@ -58,7 +60,7 @@ def commit(filled: FilledFolder, lock: RunLock | None = None) -> tuple[Path, int
             manifest = write_manifest(folder, facts, {**filled.about, "lineage": asdict(lineage)})
             path = folders.give_name(folder)
     folders.point_to(path)
-    folders.prune(path.parent, filled.keep, filled.retain_interval)
+    folders.prune(path.parent, filled.keep, filled.retain_interval, filled.milestones)
     return path, sum(file.bytes for file in manifest.files.values())
 
 

@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from program.durable import replace_file, sync_folder
@@ -228,12 +228,13 @@ def _free(folder: Path, ending: str) -> Path:
     return next(path for one in endings if not os.path.lexists(path := folder.with_name(f"{folder.name}{one}")))
 
 
-def prune(root: Path, keep: int, retain_interval: int | None = None) -> None:
+def prune(root: Path, keep: int, retain_interval: int | None = None, milestones: Sequence[int] = ()) -> None:
     """Delete all but ``keep`` complete checkpoints: the latest always stays, then those it descends from.
 
-    Later iterations, which the run has not come to again, stay and do not count, nor do those that ``retain_interval``
-    divides. What the latest does not descend from goes only when every byte of the latest was read and is good. What
-    the disk does not let go of stays for the next time: a checkpoint that was committed has not failed for that.
+    Later iterations, which the run has not come to again, stay and do not count, nor do ``milestones`` and those that
+    ``retain_interval`` divides. What the latest does not descend from goes only when every byte of the latest was read
+    and is good. What the disk does not let go of stays for the next time: a checkpoint that was committed has not
+    failed for that.
     """
     found = {one.path: one for one in commits(root)}
     order = candidates(root)
@@ -241,7 +242,8 @@ def prune(root: Path, keep: int, retain_interval: int | None = None) -> None:
         return
     last = found[order[0]]
     behind = [found[path] for path in order if found[path].iteration <= last.iteration]
-    doomed = [one for one in behind[keep:] if not (retain_interval and one.iteration % retain_interval == 0)]
+    kept = {one.iteration for one in behind if retain_interval and one.iteration % retain_interval == 0}
+    doomed = [one for one in behind[keep:] if one.iteration not in kept.union(milestones)]
     replaced = sorted(root.glob(f"*{REPLACED}*"))
     strangers = [one for one in doomed if last.lineage.number and not last.descends_from(one)]
     if (strangers or replaced) and damages(last.path, "hashes"):

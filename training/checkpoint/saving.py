@@ -27,6 +27,8 @@ class Contents:
     """Newest checkpoints to keep in all."""
     retain_interval: int | None = None
     """Iterations that this divides are kept for good."""
+    milestones: tuple[int, ...] = ()
+    """Iterations that are kept for good: where stages end."""
     entries: Mapping[str, JSON] = field(default_factory=dict)
     """For ``state.json``."""
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -104,6 +106,7 @@ def filled(folder: Path, state: State, contents: Contents, ranks: Ranks) -> comm
         about=about(state),
         keep=contents.keep,
         retain_interval=contents.retain_interval,
+        milestones=contents.milestones,
         parent=contents.parent,
         loaded=contents.loaded,
     )

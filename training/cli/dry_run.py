@@ -3,6 +3,7 @@
 The whole output is a valid recipe. Its length does not grow with the world.
 """
 
+import contextlib
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -19,14 +20,16 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
-from program.errors import UserError
+from program.errors import SharedMistake, UserError
 from program.printing import columns
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule
+from training.config.schedules import batch_schedule, samples_of, schedule_of
+from training.config.stages import Stage
+from training.config.stages import stages as stages_of_run
 from training.custom.check import check
 from training.memory.planned import as_case, planned_modules
 from training.run_dir.kept_schedule import planned
@@ -41,16 +44,32 @@ def describe(config: RunConfig, explicit: frozenset[str] = frozenset()) -> str:
     explicit: fields that flags have set, which win over --debug.
     Raises UserError with every problem that a run would have with it.
     """
+    recipe = parse.dump(replace(config, dry_run=False, world_size=None))
+    plan = stages_of_run(config)
+    if not plan:
+        recipe_config, parts = described(config, explicit)
+        recipe = parse.dump(replace(recipe_config, dry_run=False, world_size=None))
+    else:
+        each = [described(one.config, explicit) for one in plan]
+        parts = [stage_table(plan, [done for done, _ in each])]
+        for one, (_, own) in zip(plan, each, strict=True):
+            parts += [[f"[[stage]] {one.name}"], *own]
+    return recipe + "".join(f"#\n{_comment(part)}" for part in parts if part).removeprefix("#\n").rstrip("\n")
+
+
+def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, list[list[str]]]:
+    """A configuration as it would run, and its plan in paragraphs. Raises UserError as ``describe``."""
     given = config.world_size or config.nproc or smallest_world(config.parallel)
     debugging = debugged(config, given, explicit, {}, cuda=config.device != "cpu")
     config = debugging.config
     fitted = elastic_layout(config, given)
-    parse.check(fitted.config, fitted.world_size)
+    with of_stage(config):
+        parse.check(fitted.config, fitted.world_size)
     check(config, "cpu")
     config, world_size = replace(config, parallel=fitted.config.parallel), fitted.world_size
     layout = config.layout(world_size)
     shape = resolve(config.model, vocabulary_size(config))
-    parts = [
+    return config, [
         debugging.lines,
         [*([fitted.words] if fitted.words else []), f"plan for {world_size:,} ranks: {layout}"],
         grid(layout) + (expert_grid(layout) if shape.num_moe_experts else []),
@@ -61,8 +80,37 @@ def describe(config: RunConfig, explicit: frozenset[str] = frozenset()) -> str:
         saving(config, shape),
         [f"warning: {text}" for text in missing(config) + warnings.warnings(config, shape, layout)],
     ]
-    recipe = parse.dump(replace(config, dry_run=False, world_size=None))
-    return recipe + "".join(f"#\n{_comment(part)}" for part in parts if part).removeprefix("#\n").rstrip("\n")
+
+
+def stage_table(plan: Sequence[Stage], configs: Sequence[RunConfig]) -> list[str]:
+    """The run's ``[[stage]]`` tables, a row each; memory is that of the fullest rank."""
+    rows = [("[[stage]]", "iterations", "samples", "tokens", "seq_length", "batch", "learning rate", "GiB", "layout")]
+    for one, config in zip(plan, configs, strict=True):
+        world_size = elastic_layout(
+            config, config.world_size or config.nproc or smallest_world(config.parallel)
+        ).world_size
+        layout, shape = config.layout(world_size), resolve(config.model, vocabulary_size(config))
+        case = as_case(config, world_size, shape, planned_modules(config))
+        held = of_stages(case, shape, range(len(stages(shape, config.parallel))))
+        schedule, last = schedule_of(config), one.begin.samples + one.samples - config.train.global_batch_size
+        rates = [schedule.learning_rate(at) for at in (one.begin.samples, max(last, one.begin.samples))]
+        rows.append(
+            (one.name, f"{one.begin.iteration + 1:,}-{one.end:,}", f"{one.samples:,}", f"{one.tokens:,}",
+             f"{config.model.seq_length:,}", f"{config.train.global_batch_size:,}",
+             " to ".join(f"{rate:.3g}" for rate in rates), f"{max(part.total for part in held) / 2**30:.2f}",
+             str(layout))
+        )  # fmt: skip
+    total = sum(one.tokens for one in plan)
+    return [f"{len(plan)} stages, {plan[-1].end:,} iterations, {total:,} tokens:", *columns(rows, left=(0, 8))]
+
+
+@contextlib.contextmanager
+def of_stage(config: RunConfig) -> Iterator[None]:
+    """Around what checks the configuration of a stage: a mistake names it."""
+    try:
+        yield
+    except SharedMistake as error:
+        raise error if config.begin is None else SharedMistake(f'[[stage]] "{config.begin.stage}": {error}') from None
 
 
 def _comment(lines: Sequence[str]) -> str:
@@ -262,14 +310,15 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
     train, schedule = config.train, batch_schedule(config.train, config.model.seq_length)
     sizes = schedule.sizes()
     counts = [size // (train.micro_batch_size * layout.dp) for size in (sizes[0], sizes[-1])]
-    samples = schedule.consumed_after(train.train_iters)
+    samples = samples_of(config)
+    iterations = train.train_iters - (config.begin.iteration if config.begin else 0)
     ramp = f"{sizes[0]:,} rising to " if len(sizes) > 1 else ""
     microbatches = f"{counts[0]} rising to {counts[1]}" if len(sizes) > 1 else str(counts[1])
     lines = [
         f"batch: {ramp}{sizes[-1]:,} samples x {config.model.seq_length:,} tokens = "
         f"{sizes[-1] * config.model.seq_length:,} tokens an iteration; {microbatches} microbatches of "
         f"{train.micro_batch_size} on each of {_count(layout.dp, 'replica')}",
-        f"  {train.train_iters:,} iterations: {samples:,} samples, {samples * config.model.seq_length:,} tokens",
+        f"  {iterations:,} iterations: {samples:,} samples, {samples * config.model.seq_length:,} tokens",
     ]
     if often := passes_of(config, samples):
         lines.append(f"  {often}")
@@ -300,7 +349,7 @@ def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:
     own = flops_per_token(shape, seq_length)
     case = as_case(config, world_size, shape, planned_modules(config))
     done = executed_flops_per_token(config, shape) + recomputed_flops(case, shape)
-    whole = own * seq_length * batch_schedule(train, seq_length).consumed_after(train.train_iters)
+    whole = own * seq_length * samples_of(config)
     again = f" ({done:.4g} with recomputation)" if done != own else ""
     lines = [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]
     if train.recompute_budget is not None:
@@ -310,7 +359,7 @@ def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:
 
 def saving(config: RunConfig, shape: GPTShape) -> list[str]:
     """How many checkpoints of which size."""
-    save, iterations = config.checkpoint, config.train.train_iters
+    save, iterations = config.checkpoint, config.train.train_iters - (config.begin.iteration if config.begin else 0)
     size = checkpoint_bytes(num_parameters(shape, padded_vocab=True), config.precision)
     count = -(-iterations // (save.save_interval or iterations))
     minutes = f", and every {save.save_interval_minutes:g} minutes" if save.save_interval_minutes else ""

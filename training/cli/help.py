@@ -11,7 +11,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 from models.shape_fields import declared
 from program import printing
 from program.flags import field_docs
-from training.config.recipe import sections
+from training.config.recipe import STAGES, sections
 from training.config.run_config import RunConfig
 
 RARE = {
@@ -101,6 +101,7 @@ def _registry(hidden: frozenset[str]) -> ConstructorRegistry:
                 helptext=texts.get(name),
             )
             for name, kind in typing.get_type_hints(info.type).items()
+            if prefix or name not in STAGES
         )
         return StructConstructorSpec(instantiate=info.type, fields=fields)
 

@@ -76,6 +76,9 @@ class Schedule:
     decoupled_min_lr: float | None = None
     """Their ``min_lr``. None: that of the rest."""
 
+    begins_at: int = 0
+    """Consumed samples at which the curve begins: all else is counted from there."""
+
     def rates(self, consumed_samples: int) -> ScheduledRates:
         """Of the iteration that starts after ``consumed_samples``."""
         apart = self.decoupled
@@ -95,6 +98,7 @@ class Schedule:
 
     def learning_rate(self, consumed_samples: int) -> float:
         """Learning rate of the iteration that starts after ``consumed_samples``."""
+        consumed_samples = max(0, consumed_samples - self.begins_at)
         if self.warmup_samples > 0 and consumed_samples <= self.warmup_samples:
             return self.lr_warmup_init + (self.lr - self.lr_warmup_init) * consumed_samples / self.warmup_samples
         if consumed_samples > self.decay_samples and self.lr_decay_style != "constant":
@@ -103,6 +107,7 @@ class Schedule:
 
     def weight_decay(self, consumed_samples: int) -> float:
         """Weight decay of the iteration that starts after ``consumed_samples``."""
+        consumed_samples = max(0, consumed_samples - self.begins_at)
         if self.weight_decay_incr_style == "constant" or consumed_samples >= self.weight_decay_samples:
             return self.end_weight_decay
         progress = consumed_samples / self.weight_decay_samples
@@ -162,16 +167,18 @@ class Schedule:
         if self.weight_decay_incr_style != "constant":
             ramp = (
                 f"weight decay {self.weight_decay_incr_style} from {self.start_weight_decay:g} to "
-                f"{self.end_weight_decay:g} at {self.weight_decay_samples:,} samples"
+                f"{self.end_weight_decay:g} at {self.begins_at + self.weight_decay_samples:,} samples"
             )
         apart = f"; of embeddings and output layer {self.decoupled._described_rate()}" if self.decoupled else ""
-        return f"learning rate {self._described_rate()}{apart}; {ramp}"
+        begin = f"from sample {self.begins_at:,} on, " if self.begins_at else ""
+        return f"{begin}learning rate {self._described_rate()}{apart}; {ramp}"
 
     def _described_rate(self) -> str:
         warmup = ""
         if self.warmup_samples:
             warmup = f"{self.lr_warmup_init:g} to {self.lr:g} over {_count(self.warmup_samples)} samples, "
-        decay = f"{self.lr_decay_style} from {self.lr:g} to {self.min_lr:g} at {self.decay_samples:,} samples"
+        end = self.begins_at + self.decay_samples
+        decay = f"{self.lr_decay_style} from {self.lr:g} to {self.min_lr:g} at {end:,} samples"
         if self.lr_decay_style == "constant":
             decay = f"constant {self.lr:g}"
         elif self.lr_decay_style == "WSD":

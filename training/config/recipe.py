@@ -17,6 +17,9 @@ from training.config.deprecated import with_current_names
 from training.config.import_path import add_folders
 from training.config.run_config import RunConfig
 
+STAGES = ("stage", "begin")
+"""Of a configuration, what no flag sets."""
+
 
 def load(recipe: Path) -> RunConfig:
     """A recipe as configuration.
@@ -31,6 +34,8 @@ def load(recipe: Path) -> RunConfig:
         raise UserError(f"{recipe}: cannot be read: {error.strerror}.") from None
     except InputError as error:
         raise SharedMistake(str(error)) from None
+    if config.begin is not None:
+        raise SharedMistake("unknown key begin.")
     if config.import_paths:
         add_folders(recipe)
     return _beside(config, recipe)
@@ -42,16 +47,24 @@ def dump(config: RunConfig) -> str:
     None is left out, which TOML cannot say: where it is allowed, it is the default. What no terminal should get is
     escaped, since a dry run prints it.
     """
-    return escaped(tomli_w.dumps(_without_none(dataclasses.asdict(config))))
+    table = dataclasses.asdict(dataclasses.replace(config, begin=None)) | {"stage": _tables(config)}
+    return escaped(tomli_w.dumps(_without_none(table)))
 
 
 def dump_changed(config: RunConfig) -> str:
     """The fields that are not at their defaults, and ``model.shape``: TOML that ``load`` reads back to an equal one."""
     default = dataclasses.asdict(RunConfig())
-    found = _changed(dataclasses.asdict(config), default)
+    found = _changed(dataclasses.asdict(config) | {"stage": _tables(config) or (), "begin": None}, default)
     found["model"] = {"shape": config.model.shape} | found.get("model", {})
     ordered = {name: found[name] for name in default if name in found}
     return escaped(tomli_w.dumps(_without_none(ordered)))
+
+
+def _tables(config: RunConfig) -> list[dict[str, Any]] | None:
+    """``[[stage]]`` as it was given; None without it."""
+    tables = [{key: value for key, value in dataclasses.asdict(one).items() if value not in (None, {})}
+              for one in config.stage]  # fmt: skip
+    return tables or None
 
 
 def _changed(given: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +113,8 @@ def _nearest_last(last: str, known: list[str]) -> list[str]:
 
 def names() -> dict[str, Any]:
     """The type of every field by its dotted name: ``{"nproc": int | None, "train.seed": int, ...}``."""
-    found = {name: hint for name, hint in typing.get_type_hints(RunConfig).items() if name not in sections()}
+    apart = {*sections(), *STAGES}
+    found = {name: hint for name, hint in typing.get_type_hints(RunConfig).items() if name not in apart}
     for section, kind in sections().items():
         found |= {f"{section}.{name}": hint for name, hint in typing.get_type_hints(kind).items()}
     return found

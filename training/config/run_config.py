@@ -49,7 +49,7 @@ from training.config.incompatible import (
 from training.config.log_config import LogConfig
 from training.config.optimizer_config import OptimizerConfig, state_problems
 from training.config.ranges import range_problems
-from training.config.schedules import batch_problems, learning_schedule
+from training.config.schedules import batch_problems, schedule_of
 from training.config.small_sections import (
     EvalConfig,
     FaultConfig,
@@ -57,6 +57,7 @@ from training.config.small_sections import (
     profile_problems,
     validation_problems,
 )
+from training.config.stage_config import Begin, StageConfig
 from training.config.train_config import TrainConfig
 
 Section = (
@@ -111,6 +112,12 @@ class RunConfig:
     fault: FaultConfig = field(default_factory=FaultConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
 
+    stage: tuple[StageConfig, ...] = ()
+    """``[[stage]]`` tables, in a recipe only: parts of the run that change something (training/config/stages.py)."""
+
+    begin: Begin | None = None
+    """Of the configuration of one stage, and never given: where it takes over."""
+
     @property
     def import_paths(self) -> list[str]:
         """The user's own callbacks, loss and optimizer."""
@@ -151,7 +158,7 @@ class RunConfig:
             batch = batch_problems(self.train, self.model.seq_length, layout)
             problems += batch
             if not batch and "optimizer" in sound:
-                problems += learning_schedule(self.optimizer, self.train, self.model.seq_length).problems()
+                problems += schedule_of(self).problems()
         return problems
 
     def _sections(self) -> dict[str, Section]:

@@ -1,11 +1,18 @@
 """The schedules that a configuration asks for: of the global batch, and of learning rate and weight decay."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from parallel.layout import Layout
 from training.config.batch_schedule import BatchSchedule, read_steps
 from training.config.divisibility import nearest
 from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig
 from training.config.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from training.config.run_config import RunConfig  # which imports this
 
 
 def batch_schedule(train: TrainConfig, seq_length: int) -> BatchSchedule:
@@ -18,10 +25,30 @@ def batch_schedule(train: TrainConfig, seq_length: int) -> BatchSchedule:
     )
 
 
+def schedule_of(config: "RunConfig") -> Schedule:
+    """Learning rate and weight decay of a configuration, from where its curve begins."""
+    found = learning_schedule(config.optimizer, config.train, config.model.seq_length)
+    return found if config.begin is None else replace(found, begins_at=config.begin.curve_samples)
+
+
+def samples_of(config: "RunConfig") -> int:
+    """Samples from where a configuration takes over to ``train.train_iters``."""
+    iteration, samples = (0, 0) if config.begin is None else (config.begin.iteration, config.begin.samples)
+    batches = batch_schedule(config.train, config.model.seq_length)
+    return batches.consumed_after(config.train.train_iters - iteration, samples) - samples
+
+
 def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig, seq_length: int) -> Schedule:
-    """Learning rate and weight decay as functions of consumed samples; iterations and fractions become samples here."""
-    samples = batch_schedule(train, seq_length).consumed_after
-    decay_iters = optimizer.lr_decay_iters or train.train_iters
+    """``curve`` over the whole training."""
+    return curve(optimizer, train.train_iters, batch_schedule(train, seq_length).consumed_after)
+
+
+def curve(optimizer: OptimizerConfig, iterations: int, samples: Callable[[int], int]) -> Schedule:
+    """Learning rate and weight decay as functions of consumed samples; iterations and fractions become samples here.
+
+    iterations: that it is made for. samples: how many so many iterations take.
+    """
+    decay_iters = optimizer.lr_decay_iters or iterations
     decay = optimizer.lr_decay_samples or samples(decay_iters)
     wsd, wsd_iters = optimizer.lr_wsd_decay_samples, optimizer.lr_wsd_decay_iters
     if wsd is None and wsd_iters is None and optimizer.lr_decay_samples:
@@ -44,7 +71,7 @@ def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig, seq_length
         start_weight_decay=optimizer.weight_decay if start is None else start,
         end_weight_decay=optimizer.weight_decay if end is None else end,
         weight_decay_incr_style=optimizer.weight_decay_incr_style,
-        weight_decay_samples=samples(train.train_iters) if ramp is None else ramp,
+        weight_decay_samples=samples(iterations) if ramp is None else ramp,
         lr_warmup_init=optimizer.lr_warmup_init,
         lr_decay_power=optimizer.lr_decay_power,
         decoupled_lr=optimizer.decoupled_lr,

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from parallel.groups import Ranks
 from training.batches import BatchStream
+from training.config.stage_config import Begin, consumed_tokens
 from training.loop import Callback
 from training.metrics import node
 from training.metrics.console import duration
@@ -88,8 +89,10 @@ class Recorder(Callback):
         sinks: Sinks | None,
         stream: BatchStream,
         meters: Sequence[Meter],
+        begin: Begin | None = None,
     ) -> None:
-        """stream: the training data, whose waiting and whose progress is logged."""
+        """stream: the training data, whose waiting and whose progress is logged. begin: of a run's stage."""
+        self.begin = begin
         self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
         self.rates, self.sinks, self.stream, self.meters = rates, sinks, stream, meters
         self.sensors = RankSensors(ranks)
@@ -149,10 +152,12 @@ class Recorder(Callback):
             "learning_rate": result.learning_rate,
             "batch_size": result.samples,
             "consumed_samples": progress.consumed_samples,
-            "consumed_tokens": progress.consumed_samples * self.seq_length,
+            "consumed_tokens": consumed_tokens(self.begin, progress.consumed_samples, self.seq_length),
             "checkpoint_stall_s": self.stalled_s,
             "skipped": self.skipped,
         }
+        if self.begin is not None:
+            values["stage"] = self.begin.number + 1
         sources = self.stream.sources()
         for name, read in sources.items():
             values["epoch" if len(sources) == 1 else f"epoch/{name}"] = read.epochs

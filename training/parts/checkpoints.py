@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from training.batches import BatchStream
-from training.checkpoint import optimizer_state, stream_position
+from training.checkpoint import optimizer_state, order_entry, stream_position
 from training.checkpoint.account import UpdateCount
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.folders import checkpoints
@@ -38,7 +38,8 @@ def build_saves(
 
     def before_save(progress: Progress) -> Mapping[str, JSON]:
         own = {} if prepared.streams is None else stream_position.noted(stream, progress, ranks)
-        return {**health.before_save(progress), **own, **updates.entry()}
+        order = order_entry.noted(prepared, config, begun.order, progress)
+        return {**health.before_save(progress), **own, **order, **updates.entry()}
 
     return SaveCallback(
         checkpoints(run.run_dir),

@@ -57,7 +57,9 @@ def build_companions(
     stats = build_stats(run, parts)
     timelines, traces = build_profile(run, chunks)
     trunk = run.config.train.decay_from if begun.parent is None else None
-    history = HistoryCallback(run.run_dir, run.note, lambda: heartbeat.spent_s["evaluation"], ranks, trunk)
+    history = HistoryCallback(
+        run.run_dir, run.note, lambda: heartbeat.spent_s["evaluation"], ranks, trunk, run.config.begin
+    )
     compilation = [CompilationMeter(ranks, run.note)] if config.train.compile else []
     clip = [parts.optimizer.qk_clip] if config.optimizer.qk_clip else []
     meters = [collector, *stats, *timelines, *compilation, *clip, history]

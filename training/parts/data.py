@@ -1,6 +1,7 @@
 """The training data of one rank, from where a start begins."""
 
 from data.loader import Packing
+from data.order_begin import RUN_BEGIN, OrderBegin
 from data.prepared import Prepared, Samples
 from data.source import build_source
 from data.split import SplitName
@@ -13,9 +14,9 @@ from training.run_dir import run_files
 from training.run_dir.data_changes import data_changes, data_entry
 
 
-def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samples:
-    """Samples of a split, in the order that train.seed gives."""
-    return build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
+def open_source(prepared: Prepared, config: RunConfig, split: SplitName, begin: OrderBegin = RUN_BEGIN) -> Samples:
+    """Samples of a split, in the order that train.seed gives. begin: where that of the train split begins."""
+    return build_source(prepared, config.data, config.model.seq_length, config.train.seed, split, begin)
 
 
 def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
@@ -27,7 +28,7 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
         cursors = stream_position.found(begun.entries, same, prepared.streams.count, progress, ranks)
         stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
     return BatchStream(
-        lambda: stream_position.resumed(open_source(prepared, config, "train"), cursors),
+        lambda: stream_position.resumed(open_source(prepared, config, "train", begun.order), cursors),
         ranks,
         batch_schedule(config.train, config.model.seq_length),
         micro_batch_size,

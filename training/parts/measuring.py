@@ -101,7 +101,7 @@ def build_recorder(
             train_iters=config.train.train_iters,
             resumed_iteration=progress.iteration,
             world_size=ranks.layout.world_size,
-            config=dataclasses.asdict(config),
+            config=dataclasses.asdict(run.recipe or config),
         )
         sinks = open_sinks(run.run_dir, config.log, facts, ranks.say, run.heartbeat.beat)
     return Recorder(
@@ -113,4 +113,5 @@ def build_recorder(
         sinks,
         stream,
         [*meters, *model_meters(shape, chunks, ranks)],
+        config.begin,
     )

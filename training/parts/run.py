@@ -27,6 +27,8 @@ class PreparedRun:
     """Hears the signals that ask to stop, if it listens."""
     lock: RunLock | None = None
     """On rank 0, the right to write into ``run_dir``; None where no other run can."""
+    recipe: RunConfig | None = None
+    """With ``[[stage]]``, where ``config`` is that of one stage."""
     tasks: PreparedTasks | None = None
     """Those of ``eval.tasks``, on rank 0."""
 

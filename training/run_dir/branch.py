@@ -88,4 +88,5 @@ def branched(trunk: Schedule, config: RunConfig, consumed_samples: int) -> Sched
         lr_wsd_decay_style=optimizer.lr_wsd_decay_style,
         decay_samples=consumed_samples + length,
         wsd_decay_samples=length,
+        begins_at=0,
     )

@@ -97,7 +97,9 @@ def measured_goodput(events: Sequence[Event], now_s: float | None = None, last_l
             gap: Spent = "idle" if records[number - 1].as_asked else "restart"
             spans.append(_span(gap, spans[-1].end_s, record.launched_s, number - 1))
         spans += _spans(record, number, _limit(records, number, now_s is not None))
-    return MeasuredGoodput(spans=tuple(span for span in spans if span.end_s > span.begin_s), restarts=len(records) - 1)
+    stages = {event.text("name") for event in events if event.event == "stage" and event.iteration}
+    restarts = len(records) - 1 - len(stages)  # a stage begins with a start of its own, once
+    return MeasuredGoodput(spans=tuple(span for span in spans if span.end_s > span.begin_s), restarts=restarts)
 
 
 def start_records(events: Sequence[Event]) -> list[StartRecord]:

@@ -5,8 +5,9 @@
     begin, first_step       training begins at an iteration, in a layout; its first step is done
     save, commit            training stood still for a checkpoint; the checkpoint is complete
     evaluation              and how many seconds it took
+    stage                   one begins: its number and name, in words ([[stage]])
     branched                from which checkpoint of another run, in words (train.decay_from)
-    stop                    the loop has ended: done, exit_interval or requested
+    stop                    the loop has ended: done, stage, exit_interval or requested
     compiled                the first step's compilation, in words (train.compile)
     spike, nonfinite, replayed, skipped, straggler, slow, memory_growth, recompiled, save_failed, ...
                             what was found wrong, in words: "text"

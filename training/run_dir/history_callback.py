@@ -10,6 +10,7 @@ import torch
 
 from parallel.groups import Ranks
 from parallel.launch import node_name
+from training.config.stage_config import Begin
 from training.loop import Callback, Reason
 from training.progress import Progress
 from training.run_dir import fingerprint
@@ -22,11 +23,17 @@ class HistoryCallback(Callback):
     """Before evaluations and saves. Also a meter: ``restarts`` and ``goodput``, by rank 0 alone."""
 
     def __init__(
-        self, run_dir: Path, note: Note, evaluated_s: Callable[[], float], ranks: Ranks, trunk: str | None
+        self,
+        run_dir: Path,
+        note: Note,
+        evaluated_s: Callable[[], float],
+        ranks: Ranks,
+        trunk: str | None,
+        stage: Begin | None = None,
     ) -> None:
-        """evaluated_s: the seconds that evaluations have taken so far in this process. trunk: the checkpoint of another
-        run at which this one branches off now."""
-        self.trunk = trunk
+        """stage: the run's. evaluated_s: the seconds that evaluations have taken so far in this process. trunk: the
+        checkpoint of another run at which this one branches off now."""
+        self.trunk, self.stage = trunk, stage
         self.run_dir, self.note, self.evaluated_s, self.ranks = run_dir, note, evaluated_s, ranks
         self.stalled_s, self.evaluated_before_s = 0.0, 0.0
         self.first_step_s: float | None = None
@@ -35,6 +42,8 @@ class HistoryCallback(Callback):
     def start(self, progress: Progress) -> None:
         if self.trunk is not None:
             self.note("branched", progress.iteration, text=f"from {self.trunk}")
+        if self.stage is not None and progress.iteration == self.stage.iteration:
+            self.note("stage", progress.iteration, text=self.stage.title, name=self.stage.stage)
         self.note("begin", progress.iteration, **facts(self.ranks))
         if self.ranks.rank == 0:
             before = measured_goodput(read_history(self.run_dir), now_s=time.time())

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data.order_begin import RUN_BEGIN, OrderBegin
 from data.prepared import Prepared
 from data.tokenizers.base import carried
 from data.tokenizers.tokenizer_json import JsonTokenizer
 from parallel.groups import Ranks
 from program.durable import replace_file
-from program.errors import SharedMistake
+from program.errors import SharedFault, SharedMistake
 from training import checkpoint
+from training.checkpoint import order_entry
 from training.checkpoint.agreement import on_first_rank
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.imported import IMPORTED, kept
@@ -23,6 +25,7 @@ from training.checkpoint.state import JSON
 from training.config.lr_schedule import Schedule
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
+from training.config.schedules import schedule_of
 from training.loop import Reason
 from training.progress import Progress
 from training.run_dir import fingerprint, kept_schedule
@@ -47,6 +50,8 @@ class Begun:
     """The run's own checkpoint that it continues, by name: the next one descends from it."""
     loaded: str | None = None
     """``hash`` of the run's own checkpoint that ``checkpoint.load`` went back to."""
+    order: OrderBegin = RUN_BEGIN
+    """Where the order of the data begins that is read."""
 
 
 def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
@@ -59,13 +64,18 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
         ranks.say(said)
         return Begun(schedule=schedule)
     progress = restored.progress
+    _check_stage(config, progress, restored.path)
     branches_at = None if restored.own else progress.consumed_samples
-    schedule, said = kept_schedule.chosen(config, on_first_rank(lambda: _continued(restored), ranks), branches_at)
+    kept_one = on_first_rank(lambda: _continued(restored), ranks)
+    if config.begin is not None and config.begin.curve_iteration == progress.iteration > 0:
+        kept_one = dataclasses.replace(schedule_of(config), begins_at=progress.consumed_samples)
+    schedule, said = kept_schedule.chosen(config, kept_one, branches_at)
     ranks.say(card(restored, _now(config, prepared, schedule, restored.path, ranks), time.monotonic() - began_s))
     ranks.say(said)
     rate = schedule.learning_rate(progress.consumed_samples)
     ranks.say(f"next learning rate {rate:.3e}{_over(schedule, progress, rate)}")
-    if progress.consumed_samples:
+    order = order_entry.found(restored.entries, config, progress, restored.path)
+    if progress.consumed_samples and not order_entry.begins_here(config, progress):
         other = data_changes(restored.entries.get("data"), data_entry(config, prepared))
         if other and not config.data.allow_data_change:
             raise SharedMistake(
@@ -82,12 +92,24 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
         entries=restored.entries if progress.iteration else kept(restored.entries),
         parent=restored.path.name if restored.own else None,
         loaded=restored.loaded,
+        order=order,
     )
+
+
+def _check_stage(config: RunConfig, progress: Progress, path: Path) -> None:
+    """Raises SharedFault for a checkpoint of an earlier stage, which was taken since the newest one is damaged: a new
+    start sees it and begins with that stage."""
+    if config.begin is not None and progress.iteration < config.begin.iteration:
+        raise SharedFault(
+            f"{path} ends at iteration {progress.iteration:,}, before stage {config.begin.stage} begins (iteration "
+            f"{config.begin.iteration:,}). Start again: what is damaged has been set aside, and the start then begins "
+            "in the stage of that checkpoint."
+        )
 
 
 def _over(schedule: Schedule, progress: Progress, rate: float) -> str:
     """Of a run that was made longer: its schedule stays where it was."""
-    if schedule.lr_decay_style == "constant" or progress.consumed_samples < schedule.decay_samples:
+    if schedule.lr_decay_style == "constant" or progress.consumed_samples < schedule.begins_at + schedule.decay_samples:
         return ""
     return ": the schedule is over" + ("" if rate else ", and no update changes a weight any more")
 
@@ -109,6 +131,7 @@ def _now(config: RunConfig, prepared: Prepared, schedule: Schedule, path: Path, 
         recipe_before=before,
         unreadable=unreadable,
         entries=own.entries,
+        begin=config.begin,
     )
 
 
@@ -152,6 +175,7 @@ def checkpoint_contents(
         config,
         run_dir=None,
         nproc=None,
+        begin=None,
         data=dataclasses.replace(config.data, tokenizer=kept_tokenizer.name, eod_token=eod_token),
         train=dataclasses.replace(config.train, decay_from=None, decay_iters=None),
         checkpoint=dataclasses.replace(
@@ -173,6 +197,7 @@ def checkpoint_contents(
     return checkpoint.Contents(
         keep=config.checkpoint.keep,
         retain_interval=config.checkpoint.save_retain_interval,
+        milestones=config.begin.ends if config.begin else (),
         entries=entries | kept(before),
         texts={RECIPE: dump(own)} | kept_tokenizer.texts,
         copies=tokenizer_files(tokenizer.path, kept_tokenizer, licenses=IMPORTED in before),

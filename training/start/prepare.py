@@ -1,5 +1,6 @@
 """What is made ready before any rank starts: tokenizer and shards. Without torch, so that mistakes show at once."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,8 @@ from program.errors import UserError
 from training.checkpoint.folders import checkpoints, complete, find
 from training.checkpoint.imported import check_tokenizer
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule
+from training.config.schedules import batch_schedule, samples_of
+from training.config.stages import Stage
 from training.evaluation import validation_sets
 from training.evaluation.tasks import PreparedTasks, TaskRequest, prepare_tasks
 
@@ -24,7 +26,7 @@ SHARE_TOLD = 0.05
 """Difference between the shares of tokens and of documents that train from which a line says so."""
 
 
-def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
+def prepare(config: RunConfig, identity: Identity | None, label: str = "") -> Prepared:
     """Tokenizer and shards, found in the cache or made. Under torchrun and srun each process looks them up itself.
 
     Raises UserError for a checkpoint.load that leads nowhere, or whose weights mean other ids than data.tokenizer's;
@@ -35,7 +37,7 @@ def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
         find(config.checkpoint.load)
     check_tokenizer(config)
     speaks = identity is None or identity.local_rank == 0
-    say: Console = partial(print, flush=True) if speaks else lambda _: None
+    say: Console = (lambda text: print(label + text, flush=True)) if speaks else lambda _: None
     prepared = prepare_data(config.data, say)
     resolve(config.model, prepared.tokenizer.vocab_size)
     if config.data.order == "megatron":
@@ -47,6 +49,15 @@ def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
         prepared = validation_sets.prepare_sets(prepared, config, say)
         validation_sets.open_all(prepared, config)
     return prepared
+
+
+def prepare_later(later: Sequence[Stage], identity: Identity | None) -> None:
+    """Data of stages to come: what is wrong with it shows now, and not after weeks. Raises UserError as ``prepare``."""
+    for stage in later:
+        try:
+            prepare(stage.config, identity, f"stage {stage.name}: ")
+        except UserError as error:
+            raise UserError(f'stage "{stage.name}": {error}') from None
 
 
 def prepare_eval_tasks(config: RunConfig, identity: Identity | None) -> PreparedTasks | None:
@@ -74,7 +85,7 @@ def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say
 def _tell_passes(train: Samples, prepared: Prepared, config: RunConfig, say: Console) -> None:
     """Where the whole training reads text more than once."""
     if prepared.streams is None:
-        taken = batch_schedule(config.train, config.model.seq_length).consumed_after(config.train.train_iters)
+        taken = samples_of(config)  # of this stage alone
         if often := passes.described(train.sources(taken)):
             say(f"data: {config.train.train_iters:,} iterations: {often}")
 

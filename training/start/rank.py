@@ -8,6 +8,7 @@ from pathlib import Path
 
 from parallel import cuda_environment, launch, lean_imports, output
 from training.config.run_config import RunConfig
+from training.config.stages import Stage
 from training.custom.check import check
 from training.run_lock.lock import RunLock
 from training.watchdog.heartbeat import Heartbeat
@@ -26,6 +27,10 @@ class RunStart:
     """Local ranks to start."""
     lock: RunLock | None
     stop: StopSignal
+    recipe: RunConfig | None = None
+    """With ``[[stage]]``, where ``config`` is that of one stage."""
+    later: tuple[Stage, ...] = ()
+    """Stages that follow, whose data is made ready too."""
 
     @property
     def on_gpus(self) -> bool:
@@ -51,13 +56,18 @@ def prepared_run(start: RunStart, heartbeat: Heartbeat | None = None) -> Callabl
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
     check(config, device, run_dir / "logs")
     from training.checkpoint.converting import with_converted
-    from training.start.prepare import prepare, prepare_eval_tasks  # numpy loads now, torch and Megatron after the data
+    from training.start.prepare import (
+        prepare,
+        prepare_eval_tasks,
+        prepare_later,
+    )  # numpy loads now, torch and Megatron after the data
 
     if heartbeat is not None:
         heartbeat.enter("data")
     config = with_converted(config, run_dir, identity)
     tasks = prepare_eval_tasks(config, identity)
     prepared = prepare(config, identity)
+    prepare_later(start.later, identity)
     with (
         output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False),
         lean_imports.lean(device),
@@ -70,8 +80,9 @@ def prepared_run(start: RunStart, heartbeat: Heartbeat | None = None) -> Callabl
             mcore_patches.check_once()
 
     ready = PreparedRun(
-        config=config, prepared=prepared, device=device, run_dir=run_dir, stop=start.stop, lock=start.lock, tasks=tasks
-    )
+        config=config, prepared=prepared, device=device, run_dir=run_dir, stop=start.stop, lock=start.lock,
+        recipe=start.recipe, tasks=tasks,
+    )  # fmt: skip
 
     def run(heartbeat: Heartbeat, rank: launch.Identity) -> int:
         start.stop.speaks = rank.rank == 0

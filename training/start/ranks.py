@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,18 @@ from parallel.layout import smallest_world
 from program.errors import UserError
 from program.processes import die_with_parent
 from program.users_code import no_sudden_end
+from training.checkpoint.folders import checkpoints
+from training.checkpoint.start import iteration_now
 from training.cli import parse
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
 from training.config.run_config import RunConfig
+from training.config.stages import stage_at, stages
 from training.run_dir import write_check
 from training.run_dir.errors import run_dir_error
 from training.run_lock.lock import ATTEMPT, held_lock
+from training.start import next_stage
+from training.start.next_stage import check_stages
 from training.start.rank import RunStart, prepared_run
 from training.start.record import recorded_start
 from training.watchdog import starts, verdict_file
@@ -33,6 +38,7 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
     signal.signal(
         signal.SIGUSR1, signal.SIG_IGN
     )  # asks a monitored rank for its stacks; no other process must die of it
+    before = dict(environ)
     try:
         config, explicit = parse.parse_config(argv), parse.explicit_fields(argv)
         if config.dry_run:
@@ -40,7 +46,7 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
 
             print(dry_run.describe(config, explicit))
             return 0
-        return start(config, explicit)
+        return start(config, explicit, partial(next_stage.begin, argv, before))
     except UserError as error:
         identity = _identity_if_known(environ)
         # Until ranks start, all processes of a node find the same mistakes: its first one shows them.
@@ -58,17 +64,23 @@ def _identity_if_known(environ: Mapping[str, str]) -> launch.Identity | None:
         return None
 
 
-def start(config: RunConfig, explicit: frozenset[str] = frozenset()) -> int:
+def start(
+    recipe: RunConfig, explicit: frozenset[str] = frozenset(), begin_next: Callable[[], None] = lambda: None
+) -> int:
     """Find out who starts the ranks, check the configuration, take the run's folder, and train.
 
-    explicit: fields that flags have set, which win over --debug.
+    explicit: fields that flags have set, which win over --debug. begin_next: begins the stage after this one, and does
+    not return.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks have sessions of their own, and would survive its kill
         die_with_parent(os.getppid())
     identity = launch.detect(os.environ)
     request = StopSignal(speaks=identity is None or identity.rank == 0)
     request.listen()
-    run_dir = Path(config.run_dir or "runs/run")
+    run_dir = Path(recipe.run_dir or "runs/run")
+    plan = stages(recipe)
+    stage = stage_at(plan, iteration_now(checkpoints(run_dir), recipe.checkpoint)) if plan else None
+    config = stage.config if stage else recipe
     gpus = launch.count_gpus(os.environ) if config.device != "cpu" else 0
     nproc = config.nproc or gpus or smallest_world(config.parallel)
     given = identity.world_size if identity else nproc
@@ -82,6 +94,8 @@ def start(config: RunConfig, explicit: frozenset[str] = frozenset()) -> int:
     expected = replace(config, device="cpu") if config.device == "auto" and not gpus else config
     fitted = elastic_layout(expected, given)
     parse.check(fitted.config, fitted.world_size, identity.local_world_size if identity else None)
+    later = tuple(plan[stage.begin.number + 1 :]) if stage else ()
+    check_stages(later, given, cuda=gpus > 0)
     if fitted.words:
         config, nproc = replace(config, parallel=fitted.config.parallel), fitted.world_size
         if identity is None or identity.rank == 0:
@@ -96,9 +110,15 @@ def start(config: RunConfig, explicit: frozenset[str] = frozenset()) -> int:
     else:
         output.make_run_dir(run_dir)
     with held_lock(run_dir, identity, os.environ, partial(run_dir_error, run_dir)) as lock:
-        return train_ranks(
-            RunStart(config=config, run_dir=run_dir, identity=identity, nproc=nproc, lock=lock, stop=request)
-        )
+        code = train_ranks(
+            RunStart(
+                config=config, run_dir=run_dir, identity=identity, nproc=nproc, lock=lock, stop=request,
+                recipe=recipe if stage else None, later=later,
+            )
+        )  # fmt: skip
+    if stage and code == 0 and next_stage.follows(stage, run_dir, identity):
+        begin_next()
+    return code
 
 
 def train_ranks(start: RunStart) -> int:

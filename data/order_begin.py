@@ -1,0 +1,67 @@
+"""Where an order of samples begins, and how far its sources had been read before: of a run whose data changes.
+
+In the first order of a run, global sample i is sample i of its source or blend. One that begins at global sample b,
+with other weights, sources or lengths of samples, counts i - b in its blend; and each source goes on where it was left,
+as long as its samples are the same ones. So no window is read again before all are, whatever the weights were.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from data.config import DataConfig
+from data.prepared import Prepared
+
+
+class Read(NamedTuple):
+    """How far a source has been read."""
+
+    order: str
+    """Seed of its permutation."""
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderBegin:
+    """The beginning of an order."""
+
+    samples: int = 0
+    """Global samples before it."""
+    read: Mapping[str, Read] = field(default_factory=dict)
+    """Of each source that was read before, by ``source_keys``."""
+
+
+RUN_BEGIN = OrderBegin()
+
+
+def source_keys(prepared: Prepared, config: DataConfig, seq_length: int) -> list[str]:
+    """What the samples of each source are known by, whatever it is called and wherever it lies: its tokens, how long a
+    sample is, and which documents train. Streams are one source."""
+    if prepared.streams is not None or not prepared.sources:
+        return [f"{prepared.fingerprint} {seq_length} {config.split}"]
+    seen, found = Counter[str](), []
+    for source in prepared.sources:
+        key = f"{source.fingerprint} {seq_length} {config.split}"
+        found.append(f"{key} {seen[key]}" if seen[key] else key)  # a source that a blend names twice
+        seen[key] += 1
+    return found
+
+
+def orders(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, begin: OrderBegin) -> list[Read]:
+    """Of each source, the seed of its permutation and the samples that were read of it before this order."""
+    keys = source_keys(prepared, config, seq_length)
+    alone = prepared.blend is None
+    new = [Read(str(seed) if alone else f"{seed} source {number}", 0) for number in range(len(keys))]
+    return [begin.read.get(key, fresh) for key, fresh in zip(keys, new, strict=True)]
+
+
+def read_until(
+    prepared: Prepared, config: DataConfig, seq_length: int, seed: int, begin: OrderBegin, samples: int
+) -> dict[str, Read]:
+    """How far each source has been read after ``samples`` global samples: what the next order begins with."""
+    own = samples - begin.samples
+    counts = [own] if prepared.blend is None else prepared.blend.counts(own).tolist()
+    keys, before = source_keys(prepared, config, seq_length), orders(prepared, config, seq_length, seed, begin)
+    now = {key: Read(one.order, one.samples + count) for key, one, count in zip(keys, before, counts, strict=True)}
+    return {**begin.read, **now}

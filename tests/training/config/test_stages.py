@@ -1,0 +1,152 @@
+"""From ``[[stage]]`` tables to configurations: where each begins and ends, its curves, what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from program.errors import SharedMistake
+from training.config.recipe import dump, dump_changed, load
+from training.config.run_config import RunConfig
+from training.config.schedules import schedule_of
+from training.config.stages import Stage, stage_at, stages
+
+HEAD = """
+[model]
+shape = "debug"
+seq_length = 64
+[train]
+global_batch_size = 8
+{train}
+[optimizer]
+lr = 1e-3
+{optimizer}
+"""
+
+
+def recipe(tmp_path: Path, tables: str, train: str = "", optimizer: str = "") -> RunConfig:
+    path = tmp_path / "recipe.toml"
+    path.write_text(HEAD.format(train=train, optimizer=optimizer) + tables)
+    return load(path)
+
+
+def of(tmp_path: Path, tables: str, train: str = "", optimizer: str = "") -> list[Stage]:
+    return stages(recipe(tmp_path, tables, train, optimizer))
+
+
+def stage(name: str, *lines: str) -> str:
+    return "\n".join(["[[stage]]", f'name = "{name}"', *lines, ""])
+
+
+THREE = (
+    stage("a", "until_iterations = 10")
+    + stage("b", "until_tokens = 8000", "model.seq_length = 128", "train.global_batch_size = 4")
+    + stage("c", "until_samples = 150", "train.micro_batch_size = 2")
+)
+
+
+def test_each_stage_ends_with_the_first_iteration_that_reaches_what_it_names(tmp_path: Path) -> None:
+    a, b, c = of(tmp_path, THREE)
+    assert (a.begin.iteration, a.end, a.samples, a.tokens) == (0, 10, 80, 5120)
+    # 2,880 tokens are left: 5.6 batches of 4 x 128
+    assert (b.begin.iteration, b.end, b.samples, b.tokens) == (10, 16, 24, 3072)
+    # 46 samples are left: 11.5 batches of 4, for what b changed holds on
+    assert (c.begin.samples, c.begin.tokens, c.end, c.samples) == (104, 8192, 28, 48)
+    assert [one.config.train.train_iters for one in (a, b, c)] == [10, 16, 28]
+    assert (c.config.model.seq_length, c.config.train.global_batch_size, c.config.train.micro_batch_size) == (128, 4, 2)
+    assert [one.begin.data_iteration for one in (a, b, c)] == [0, 10, 10]  # c reads what b reads
+    assert [one.begin.ends for one in (a, b, c)] == [(10,), (10, 16), (10, 16, 28)]
+    assert [stage_at([a, b, c], iteration).name for iteration in (0, 9, 10, 15, 16, 28, 40)] == list("aabbccc")
+    assert all(not one.config.problems(1) and not one.config.stage for one in (a, b, c))
+
+
+def test_a_ramp_goes_on_and_is_over_where_it_ends(tmp_path: Path) -> None:
+    ramp = "rampup_batch_size = [4, 4, 16]"
+    a, b = of(tmp_path, stage("a", "until_samples = 20") + stage("b", "until_samples = 100", GBS16), train=ramp)
+    assert (a.end, a.samples) == (5, 24)  # 4 + 4 + 4 + 4 + 8
+    assert (b.end, b.config.train.rampup_batch_size) == (10, None)
+    assert not b.config.problems(1)
+
+
+GBS16 = "train.global_batch_size = 16"
+
+
+def test_a_curve_spans_the_stages_that_give_none(tmp_path: Path) -> None:
+    a, b, c = of(tmp_path, THREE, optimizer="lr_warmup_iters = 3")
+    curves = [schedule_of(one.config) for one in (a, b, c)]
+    assert curves[0].warmup_samples == 24 and curves[0].decay_samples == 152
+    assert all(curve.is_same_as(curves[0]) for curve in curves)
+
+
+def test_a_stages_own_curve_begins_where_the_one_before_ends(tmp_path: Path) -> None:
+    tables = stage("a", "until_iterations = 10") + stage(
+        "b", "until_iterations = 14", 'optimizer.lr_decay_style = "linear"', "optimizer.min_lr = 0.0"
+    )
+    given = 'lr_warmup_iters = 2\nmin_lr = 1e-4\nlr_decay_style = "cosine"\nweight_decay = 0.2'
+    a, b = of(tmp_path, tables, optimizer=given)
+    before, after = schedule_of(a.config), schedule_of(b.config)
+    assert before.learning_rate(80) == pytest.approx(1e-4)
+    assert [after.learning_rate(at) for at in (80, 88, 96, 104, 112)] == pytest.approx(
+        [1e-4, 7.5e-5, 5e-5, 2.5e-5, 0.0]
+    )
+    assert after.weight_decay(90) == 0.2 and after.warmup_samples == 0
+    # with rates and a warm-up of its own
+    own = stage("b", "until_iterations = 14", "optimizer.lr = 5e-4", "optimizer.lr_warmup_iters = 1")
+    after = schedule_of(of(tmp_path, stage("a", "until_iterations = 10") + own, optimizer=given)[1].config)
+    assert [after.learning_rate(at) for at in (80, 84, 88)] == pytest.approx([0.0, 2.5e-4, 5e-4])
+    assert after.decay_samples == 32 and after.begins_at == 80
+
+
+def test_a_recipe_with_stages_is_written_back_as_it_was(tmp_path: Path) -> None:
+    config = recipe(tmp_path, THREE)
+    for number, written in enumerate((dump(config), dump_changed(config))):
+        again = tmp_path / f"again{number}.toml"
+        again.write_text(written)
+        assert load(again) == config
+    # one stage's configuration is an ordinary recipe
+    again.write_text(dump(stages(config)[2].config))
+    assert load(again) == replace(stages(config)[2].config, begin=None)
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        (stage("a"), 'stage "a": expected one of until_iterations, until_samples, until_tokens, found none'),
+        (stage("a", "until_iterations = 4", "until_tokens = 9"), "found until_iterations and until_tokens"),
+        (stage("a", "until_iterations = 4") * 2, "each stage another name"),
+        (
+            stage("a", "until_iterations = 4") + stage("b", "until_samples = 30"),
+            'stage "b" ends where it begins, after 4 iterations, 32 samples and 2,048 tokens',
+        ),
+        (stage("a", "until_iterations = 4", "model.hidden_size = 32"), "hidden_size: a stage changes no weight's"),
+        (stage("a", "until_iterations = 4", "train.seed = 1"), "train.seed: holds for the whole run"),
+        (stage("a", "until_iterations = 4", 'train.micro_batch_size = "2"'), "expected a whole number, found"),
+        (stage("a", "until_iterations = 4", "train.micro_batch = 2"), "Did you mean train.micro_batch_size?"),
+        (stage("a", "until_iterations = 4", "data.stream = ['x']", "model.seq_length = 8"), "of streams yet"),
+        (
+            stage("a", "until_iterations = 4") + stage("b", "until_iterations = 8", "optimizer.min_lr = 0.0"),
+            'stage "b": the learning rate is 0 when it begins',
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_name(tmp_path: Path, tables: str, words: str) -> None:
+    with pytest.raises(SharedMistake) as caught:
+        of(tmp_path, tables)
+    assert words in str(caught.value)
+
+
+def test_what_counts_the_whole_run_is_refused_beside_stages(tmp_path: Path) -> None:
+    one = stage("a", "until_iterations = 4")
+    for train, words in (
+        ("train_iters = 7", "train.train_iters = 7, but the last [[stage]] ends after 4 iterations"),
+        ('step_batch_size_schedule = "0:8"', "stages have a global_batch_size each"),
+    ):
+        with pytest.raises(SharedMistake) as caught:
+            of(tmp_path, one, train)
+        assert words in str(caught.value)
+    assert of(tmp_path, one, "train_iters = 4")[0].end == 4
+    with pytest.raises(SharedMistake, match=r"unknown key stage\[0\].untill"):
+        recipe(tmp_path, stage("a", "untill = 4"))
+    with pytest.raises(SharedMistake, match="unknown key begin"):
+        recipe(tmp_path, "[begin]\nstage = 'a'\nnumber = 0\ncount = 1\niteration = 0\nsamples = 0\ntokens = 0\n"
+               "data_iteration = 0\ncurve_iteration = 0\ncurve_samples = 0\nends = []\n")  # fmt: skip

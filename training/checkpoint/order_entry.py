@@ -1,0 +1,77 @@
+"""How far a run has read its sources, as a checkpoint keeps it: what the next order of samples begins with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.order_begin import RUN_BEGIN, OrderBegin, Read, read_until
+from data.prepared import Prepared
+from program.errors import SharedMistake
+from program.schema import JSON, Count, structured
+from training.config.run_config import RunConfig
+from training.progress import Progress
+
+ENTRY = "order"
+"""Among the entries of ``state.json``."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class OrderEntry:
+    """What lies there."""
+
+    iteration: Count
+    """Iterations before the order that was read."""
+    samples: Count
+    """Global samples before it."""
+    before: Mapping[str, Read]
+    """Of each source, what was read before that order."""
+    now: Mapping[str, Read]
+    """And until now."""
+
+
+def noted(prepared: Prepared, config: RunConfig, begin: OrderBegin, progress: Progress) -> dict[str, JSON]:
+    """The entry of a checkpoint of now."""
+    if prepared.splits:  # megatron-core's order, which goes on for ever
+        return {}
+    now = read_until(
+        prepared, config.data, config.model.seq_length, config.train.seed, begin, progress.consumed_samples
+    )
+    both = ({key: list(one) for key, one in read.items()} for read in (begin.read, now))
+    before, so_far = both
+    return {ENTRY: {"iteration": _began(config), "samples": begin.samples, "before": before, "now": so_far}}
+
+
+def begins_here(config: RunConfig, progress: Progress) -> bool:
+    """Whether a new order begins with the next sample."""
+    return _began(config) == progress.iteration > 0
+
+
+def _began(config: RunConfig) -> int:
+    """Iterations before the order of a configuration's data."""
+    return 0 if config.begin is None else config.begin.data_iteration
+
+
+def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, path: Path) -> OrderBegin:
+    """Where the order begins that training continues. path: the checkpoint, which ``noted`` has filled.
+
+    Raises SharedMistake where the checkpoint says nothing of it and something is needed, or where the order began at
+    another sample than this recipe's stages have it begin.
+    """
+    expected = _began(config)
+    if not progress.consumed_samples or (ENTRY not in entries and not expected):
+        return RUN_BEGIN
+    entry, problems = structured(entries.get(ENTRY), OrderEntry)
+    if problems:
+        raise SharedMistake(
+            f"{path}: entries.{ENTRY} of state.json does not say how far the data was read ({problems[0]}), which "
+            "[[stage]] goes on from. A version without stages wrote it: save once with this one, without [[stage]]."
+        )
+    if begins_here(config, progress):
+        return OrderBegin(samples=progress.consumed_samples, read=entry.now)
+    if entry.iteration != expected and not config.data.allow_data_change:
+        raise SharedMistake(
+            f"{path} was written in an order of data that began after iteration {entry.iteration:,}; by this recipe's "
+            f"[[stage]] tables it began after {expected:,}. A stage that has begun cannot begin elsewhere: "
+            "give it the length that it had, or --data.allow_data_change True if that is meant."
+        )
+    return OrderBegin(samples=entry.samples, read=entry.before)

@@ -1,0 +1,80 @@
+"""``[[stage]]``: the parts of a run in which another recipe holds, as their writer gives them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from program.schema import JSON
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class StageConfig:
+    """One table ``[[stage]]``: where the stage ends, counted from the run's beginning, and what it changes."""
+
+    name: str
+    """What metrics, messages and the history call it."""
+
+    until_iterations: int | None = None
+    """Iterations of the run after which the stage ends. One of the three is given."""
+
+    until_samples: int | None = None
+    """The same in samples: the first iteration that reaches them is the stage's last."""
+
+    until_tokens: int | None = None
+    """The same in tokens, which are a sample's seq_length in each stage."""
+
+    parallel: Mapping[str, JSON] = field(default_factory=dict)
+    model: Mapping[str, JSON] = field(default_factory=dict)
+    kernels: Mapping[str, JSON] = field(default_factory=dict)
+    precision: Mapping[str, JSON] = field(default_factory=dict)
+    data: Mapping[str, JSON] = field(default_factory=dict)
+    optimizer: Mapping[str, JSON] = field(default_factory=dict)
+    train: Mapping[str, JSON] = field(default_factory=dict)
+    eval: Mapping[str, JSON] = field(default_factory=dict)
+    checkpoint: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def sections(self) -> dict[str, Mapping[str, JSON]]:
+        """What it changes, by section."""
+        names = ("parallel", "model", "kernels", "precision", "data", "optimizer", "train", "eval", "checkpoint")
+        return {name: found for name in names if (found := getattr(self, name))}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Begin:
+    """Where in a run a configuration takes over. Made by training/config/stages.py, never given."""
+
+    stage: str
+    """Its name."""
+    number: int
+    """Of the stage, from 0."""
+    count: int
+    """Of all stages."""
+    iteration: int
+    samples: int
+    """Consumed in the stages before, by their tables."""
+    tokens: int
+    """Likewise."""
+    data_iteration: int
+    """Iterations before the order of its data: where the last stage that changed data began."""
+    curve_iteration: int
+    """Iterations before its curve of the learning rate."""
+    curve_samples: int
+    """Samples before it, by the tables."""
+    ends: tuple[int, ...]
+    """Iterations at which this stage and those before it end."""
+
+    @property
+    def title(self) -> str:
+        """For a line of text; quoted, since a pipeline has stages too."""
+        return f'stage "{self.stage}" ({self.number + 1} of {self.count})'
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.count - 1
+
+
+def consumed_tokens(begin: Begin | None, samples: int, seq_length: int) -> int:
+    """Tokens of the first ``samples`` samples of a run, whose last ones have ``seq_length`` tokens each."""
+    if begin is None:
+        return samples * seq_length
+    return begin.tokens + (samples - begin.samples) * seq_length
