@@ -23,7 +23,7 @@ from program.flags import field_docs
 from tools.from_megatron import flags_forks as forks
 from tools.from_megatron import flags_translated as translated
 from tools.from_megatron.flags import known
-from training.config.recipe import sections
+from training.config.recipe import STAGES, sections
 from training.config.run_config import RunConfig
 from training.metrics.console import FAMILIES, SHOWN
 from training.metrics.prometheus import family, sample_name
@@ -74,7 +74,7 @@ OF_SHAPES = {name for name, about in declared() if about.use == "shapes"}
 
 def configuration() -> Iterator[str]:
     """The fields of a recipe, section by section, but for OF_SHAPES."""
-    own = {name for name in typing.get_type_hints(RunConfig) if name not in sections()}
+    own = {name for name in typing.get_type_hints(RunConfig) if name not in (*sections(), *STAGES)}
     yield from section_table("", "Outside of the sections, before the first of them.", RunConfig, own)
     for name, kind in sections().items():
         fields = set(typing.get_type_hints(kind)) - (OF_SHAPES if name == "model" else set())

@@ -13,7 +13,6 @@ from training import loop
 from training.batches import Stream
 from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig
-from training.config.schedules import schedule_of
 from training.memory.host_room import check_host_room
 from training.memory.out_of_memory import explain_out_of_memory
 from training.parts.announcement import announce, say_the_end
@@ -138,7 +137,7 @@ def one_step(
     schedule: None: this configuration's, as of a run that begins. policy: None: as mcore does.
     """
     config = parts.config
-    schedule = schedule or schedule_of(config)
+    schedule = schedule or config.schedule
     microbatches = stream.next(config.model.seq_length)
     rates = schedule.rates(progress.consumed_samples)
     run_step = partial(train_step, parts, microbatches, rates, requests, before_update=before_update)

@@ -27,7 +27,7 @@ from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule, samples_of, schedule_of
+from training.config.schedules import batch_schedule
 from training.config.stages import Stage
 from training.config.stages import stages as stages_of_run
 from training.custom.check import check
@@ -92,7 +92,7 @@ def stage_table(plan: Sequence[Stage], configs: Sequence[RunConfig]) -> list[str
         layout, shape = config.layout(world_size), resolve(config.model, vocabulary_size(config))
         case = as_case(config, world_size, shape, planned_modules(config))
         held = of_stages(case, shape, range(len(stages(shape, config.parallel))))
-        schedule, last = schedule_of(config), one.begin.samples + one.samples - config.train.global_batch_size
+        schedule, last = config.schedule, one.begin.samples + one.samples - config.train.global_batch_size
         rates = [schedule.learning_rate(at) for at in (one.begin.samples, max(last, one.begin.samples))]
         rows.append(
             (one.name, f"{one.begin.iteration + 1:,}-{one.end:,}", f"{one.samples:,}", f"{one.tokens:,}",
@@ -310,8 +310,8 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
     train, schedule = config.train, batch_schedule(config.train, config.model.seq_length)
     sizes = schedule.sizes()
     counts = [size // (train.micro_batch_size * layout.dp) for size in (sizes[0], sizes[-1])]
-    samples = samples_of(config)
-    iterations = train.train_iters - (config.begin.iteration if config.begin else 0)
+    samples = config.samples
+    iterations = config.iterations
     ramp = f"{sizes[0]:,} rising to " if len(sizes) > 1 else ""
     microbatches = f"{counts[0]} rising to {counts[1]}" if len(sizes) > 1 else str(counts[1])
     lines = [
@@ -349,7 +349,7 @@ def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:
     own = flops_per_token(shape, seq_length)
     case = as_case(config, world_size, shape, planned_modules(config))
     done = executed_flops_per_token(config, shape) + recomputed_flops(case, shape)
-    whole = own * seq_length * samples_of(config)
+    whole = own * seq_length * config.samples
     again = f" ({done:.4g} with recomputation)" if done != own else ""
     lines = [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]
     if train.recompute_budget is not None:
@@ -359,7 +359,7 @@ def compute(config: RunConfig, shape: GPTShape, world_size: int) -> list[str]:
 
 def saving(config: RunConfig, shape: GPTShape) -> list[str]:
     """How many checkpoints of which size."""
-    save, iterations = config.checkpoint, config.train.train_iters - (config.begin.iteration if config.begin else 0)
+    save, iterations = config.checkpoint, config.iterations
     size = checkpoint_bytes(num_parameters(shape, padded_vocab=True), config.precision)
     count = -(-iterations // (save.save_interval or iterations))
     minutes = f", and every {save.save_interval_minutes:g} minutes" if save.save_interval_minutes else ""

@@ -19,7 +19,6 @@ from training.config.checkpoint_config import CheckpointConfig
 from training.config.log_config import LogConfig
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
-from training.config.schedules import schedule_of
 from training.config.train_config import TrainConfig
 from training.memory.planned import as_case, bytes_on_cpus, planned_modules, too_little
 
@@ -152,7 +151,7 @@ def _learning_rate(optimizer: OptimizerConfig, checkpoint: CheckpointConfig) -> 
 
 
 def _schedule(config: RunConfig) -> Iterator[str]:
-    schedule = schedule_of(config)
+    schedule = config.schedule
     end = schedule.warmup_samples
     if schedule.lr_decay_style == "WSD" and schedule.decay_samples - schedule.wsd_decay_samples < end:
         yield (

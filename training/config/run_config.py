@@ -47,9 +47,10 @@ from training.config.incompatible import (
     sharding_problems,
 )
 from training.config.log_config import LogConfig
+from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig, state_problems
 from training.config.ranges import range_problems
-from training.config.schedules import batch_problems, schedule_of
+from training.config.schedules import batch_problems, batch_schedule, learning_schedule
 from training.config.small_sections import (
     EvalConfig,
     FaultConfig,
@@ -128,6 +129,28 @@ class RunConfig:
             *([self.optimizer.optimizer] if ":" in self.optimizer.optimizer else []),
         ]
 
+    @property
+    def iterations(self) -> int:
+        """Of the run, or of its stage alone."""
+        return self.train.train_iters - (self.begin.iteration if self.begin is not None else 0)
+
+    @property
+    def samples(self) -> int:
+        """That ``iterations`` take."""
+        before = self.begin.samples if self.begin is not None else 0
+        return batch_schedule(self.train, self.model.seq_length).consumed_after(self.iterations, before) - before
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of learning rate and weight decay, from where their curve begins."""
+        found = learning_schedule(self.optimizer, self.train, self.model.seq_length)
+        return found if self.begin is None else replace(found, begins_at=self.begin.curve_samples)
+
+    def tokens_of(self, samples: int) -> int:
+        """Tokens of the first ``samples`` samples of the run, the last of which are this configuration's."""
+        tokens, before = (0, 0) if self.begin is None else (self.begin.tokens, self.begin.samples)
+        return tokens + (samples - before) * self.model.seq_length
+
     def layout(self, world_size: int) -> Layout:
         """The layout of ``world_size`` ranks."""
         return layout_of(self.parallel, world_size)
@@ -158,7 +181,7 @@ class RunConfig:
             batch = batch_problems(self.train, self.model.seq_length, layout)
             problems += batch
             if not batch and "optimizer" in sound:
-                problems += schedule_of(self).problems()
+                problems += self.schedule.problems()
         return problems
 
     def _sections(self) -> dict[str, Section]:

@@ -1,8 +1,6 @@
 """The schedules that a configuration asks for: of the global batch, and of learning rate and weight decay."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from parallel.layout import Layout
 from training.config.batch_schedule import BatchSchedule, read_steps
@@ -10,9 +8,6 @@ from training.config.divisibility import nearest
 from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig
 from training.config.train_config import TrainConfig
-
-if TYPE_CHECKING:
-    from training.config.run_config import RunConfig  # which imports this
 
 
 def batch_schedule(train: TrainConfig, seq_length: int) -> BatchSchedule:
@@ -23,19 +18,6 @@ def batch_schedule(train: TrainConfig, seq_length: int) -> BatchSchedule:
     return BatchSchedule(
         global_batch_size=train.global_batch_size, rampup_batch_size=train.rampup_batch_size, steps=steps
     )
-
-
-def schedule_of(config: "RunConfig") -> Schedule:
-    """Learning rate and weight decay of a configuration, from where its curve begins."""
-    found = learning_schedule(config.optimizer, config.train, config.model.seq_length)
-    return found if config.begin is None else replace(found, begins_at=config.begin.curve_samples)
-
-
-def samples_of(config: "RunConfig") -> int:
-    """Samples from where a configuration takes over to ``train.train_iters``."""
-    iteration, samples = (0, 0) if config.begin is None else (config.begin.iteration, config.begin.samples)
-    batches = batch_schedule(config.train, config.model.seq_length)
-    return batches.consumed_after(config.train.train_iters - iteration, samples) - samples
 
 
 def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig, seq_length: int) -> Schedule:

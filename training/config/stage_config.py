@@ -71,10 +71,3 @@ class Begin:
     @property
     def is_last(self) -> bool:
         return self.number == self.count - 1
-
-
-def consumed_tokens(begin: Begin | None, samples: int, seq_length: int) -> int:
-    """Tokens of the first ``samples`` samples of a run, whose last ones have ``seq_length`` tokens each."""
-    if begin is None:
-        return samples * seq_length
-    return begin.tokens + (samples - begin.samples) * seq_length

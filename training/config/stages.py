@@ -16,7 +16,7 @@ from training.config.batch_schedule import BatchSchedule
 from training.config.optimizer_config import OptimizerConfig
 from training.config.recipe import did_you_mean, sections
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule, curve, schedule_of
+from training.config.schedules import batch_schedule, curve
 from training.config.stage_config import Begin, StageConfig
 from training.config.train_config import TrainConfig
 
@@ -246,7 +246,7 @@ def _with_curves(recipe: RunConfig, found: Sequence[Stage]) -> list[Stage]:
 
 def _continued(before: RunConfig, stage: Stage, named: Set[str]) -> OptimizerConfig:
     """What a stage's own curve is made of: the rates that held until now, without a warm-up, and the fields named."""
-    rates, optimizer, asked = schedule_of(before).rates(stage.begin.samples), before.optimizer, stage.config.optimizer
+    rates, optimizer, asked = before.schedule.rates(stage.begin.samples), before.optimizer, stage.config.optimizer
     default = OptimizerConfig()
     fresh = {name: getattr(default, name) for name in CURVE if name.startswith(("lr_warmup", "lr_decay_iters"))}
     lr = asked.lr if "lr" in named else rates.learning_rate

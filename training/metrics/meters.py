@@ -1,6 +1,7 @@
 """What is measured inside the model, beyond a step's result: only where the model has it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +25,17 @@ class Meter(Protocol):
     def report(self) -> Mapping[str, Value]:
         """The numbers since the last report, by their key in metrics.jsonl. Collective: all ranks, same iteration."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageMeter:
+    """Which stage of a run it is, from 1."""
+
+    number: int
+
+    def report(self) -> Mapping[str, Value]:
+        """Always the same."""
+        return {"stage": self.number}
 
 
 def model_meters(shape: GPTShape, chunks: Sequence[nn.Module], ranks: Ranks) -> list[Meter]:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from parallel.groups import Ranks
 from training.batches import BatchStream
-from training.config.stage_config import Begin, consumed_tokens
 from training.loop import Callback
 from training.metrics import node
 from training.metrics.console import duration
@@ -84,16 +83,15 @@ class Recorder(Callback):
         ranks: Ranks,
         log_interval: int,
         train_iters: int,
-        seq_length: int,
+        tokens_of: Callable[[int], int],
         rates: Rates,
         sinks: Sinks | None,
         stream: BatchStream,
         meters: Sequence[Meter],
-        begin: Begin | None = None,
     ) -> None:
-        """stream: the training data, whose waiting and whose progress is logged. begin: of a run's stage."""
-        self.begin = begin
-        self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
+        """stream: the training data, whose waiting and whose progress is logged. tokens_of: tokens of the first so
+        many samples."""
+        self.ranks, self.log_interval, self.train_iters, self.tokens_of = ranks, log_interval, train_iters, tokens_of
         self.rates, self.sinks, self.stream, self.meters = rates, sinks, stream, meters
         self.sensors = RankSensors(ranks)
         self.waited_s, self.stalled_s, self.skipped, self.all_waited_s = 0.0, 0.0, 0, 0.0
@@ -152,17 +150,15 @@ class Recorder(Callback):
             "learning_rate": result.learning_rate,
             "batch_size": result.samples,
             "consumed_samples": progress.consumed_samples,
-            "consumed_tokens": consumed_tokens(self.begin, progress.consumed_samples, self.seq_length),
+            "consumed_tokens": self.tokens_of(progress.consumed_samples),
             "checkpoint_stall_s": self.stalled_s,
             "skipped": self.skipped,
         }
-        if self.begin is not None:
-            values["stage"] = self.begin.number + 1
         sources = self.stream.sources()
         for name, read in sources.items():
             values["epoch" if len(sources) == 1 else f"epoch/{name}"] = read.epochs
             if len(sources) > 1:
-                values[f"tokens/{name}"] = read.samples * self.seq_length
+                values[f"tokens/{name}"] = read.samples * self.stream.seq_length
         if result.decoupled_learning_rate is not None:
             values["decoupled_learning_rate"] = result.decoupled_learning_rate
         if result.grad_norm is not None:

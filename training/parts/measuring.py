@@ -12,7 +12,7 @@ from training.batches import BatchStream
 from training.config.executed_flops import executed_flops_per_token
 from training.health.fp8_shadow import ShadowWindow
 from training.memory.measured import own_case
-from training.metrics.meters import Meter, model_meters
+from training.metrics.meters import Meter, StageMeter, model_meters
 from training.metrics.parameter_stats import BlockOutputs, Due, ParameterStats
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder, is_logged
@@ -95,6 +95,7 @@ def build_recorder(
         hardware_flops_per_token=executed_flops_per_token(config, shape) + again,
         peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,
     )
+    stage = [StageMeter(config.begin.number + 1)] if config.begin is not None else []
     sinks = None
     if ranks.rank == 0:
         facts = RunFacts(
@@ -108,10 +109,9 @@ def build_recorder(
         ranks,
         config.log.log_interval,
         config.train.train_iters,
-        seq_length,
+        config.tokens_of,
         rates,
         sinks,
         stream,
-        [*meters, *model_meters(shape, chunks, ranks)],
-        config.begin,
+        [*meters, *model_meters(shape, chunks, ranks), *stage],
     )

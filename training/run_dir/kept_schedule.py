@@ -19,7 +19,7 @@ from training.config.checkpoint_config import CheckpointConfig
 from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
-from training.config.schedules import learning_schedule, schedule_of
+from training.config.schedules import learning_schedule
 from training.config.train_config import TrainConfig
 from training.run_dir.branch import branched
 
@@ -41,7 +41,7 @@ def chosen(config: RunConfig, kept: Schedule | None, branches_at: int | None = N
             )
         found = _with_groups(kept if branches_at is None else branched(kept, config, branches_at), config)
         return found, f"schedule: {found.describe()} (train.decay_from {config.train.decay_from})"
-    own, flags = schedule_of(config), config.checkpoint
+    own, flags = config.schedule, config.checkpoint
     if kept is None or kept.is_same_as(own):
         return own if kept is None else kept, f"schedule: {own.describe()}"
     if flags.override_opt_param_scheduler:

@@ -18,7 +18,6 @@ from training.checkpoint.state import JSON
 from training.config.deprecated import in_current_names
 from training.config.recipe import dump, sections, whole
 from training.config.run_config import RunConfig
-from training.config.stage_config import Begin, consumed_tokens
 from training.run_dir.data_changes import changed_entries
 
 RECIPE = "config.toml"
@@ -60,8 +59,8 @@ class Now:
     """Why it cannot be read."""
     entries: Mapping[str, JSON]
     """As they go into this run's checkpoints: schedule, data, versions."""
-    begin: Begin | None = None
-    """Of the stage."""
+    tokens: int
+    """Of the run until here."""
 
 
 def card(restored: Restored, now: Now, seconds: float) -> str:
@@ -73,8 +72,7 @@ def card(restored: Restored, now: Now, seconds: float) -> str:
     reasons = list(differences(restored, now))
     rows = {
         "from": str(restored.path),
-        "at": f"iteration {progress.iteration}, {progress.consumed_samples:,} samples, "
-        f"{consumed_tokens(now.begin, progress.consumed_samples, now.seq_length):,} tokens",
+        "at": f"iteration {progress.iteration}, {progress.consumed_samples:,} samples, {now.tokens:,} tokens",
         "layout": f"{restored.layout_before} -> {now.layout}"
         if restored.layout_before != now.layout
         else f"{now.layout}, as before",

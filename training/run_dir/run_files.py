@@ -25,7 +25,6 @@ from training.checkpoint.state import JSON
 from training.config.lr_schedule import Schedule
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.config.schedules import schedule_of
 from training.loop import Reason
 from training.progress import Progress
 from training.run_dir import fingerprint, kept_schedule
@@ -68,9 +67,9 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
     branches_at = None if restored.own else progress.consumed_samples
     kept_one = on_first_rank(lambda: _continued(restored), ranks)
     if config.begin is not None and config.begin.curve_iteration == progress.iteration > 0:
-        kept_one = dataclasses.replace(schedule_of(config), begins_at=progress.consumed_samples)
+        kept_one = dataclasses.replace(config.schedule, begins_at=progress.consumed_samples)
     schedule, said = kept_schedule.chosen(config, kept_one, branches_at)
-    ranks.say(card(restored, _now(config, prepared, schedule, restored.path, ranks), time.monotonic() - began_s))
+    ranks.say(card(restored, _now(config, prepared, schedule, restored, ranks), time.monotonic() - began_s))
     ranks.say(said)
     rate = schedule.learning_rate(progress.consumed_samples)
     ranks.say(f"next learning rate {rate:.3e}{_over(schedule, progress, rate)}")
@@ -119,9 +118,9 @@ def _continued(restored: Restored) -> Schedule | None:
     return kept_schedule.continued(restored.path, restored.entries) if restored.optimizer_restored else None
 
 
-def _now(config: RunConfig, prepared: Prepared, schedule: Schedule, path: Path, ranks: Ranks) -> Now:
+def _now(config: RunConfig, prepared: Prepared, schedule: Schedule, restored: Restored, ranks: Ranks) -> Now:
     own = checkpoint_contents(config, prepared, schedule, {})
-    before, unreadable = recipe_of(path / RECIPE)
+    before, unreadable = recipe_of(restored.path / RECIPE)
     return Now(
         layout=ranks.layout,
         device=ranks.device.type,
@@ -131,7 +130,7 @@ def _now(config: RunConfig, prepared: Prepared, schedule: Schedule, path: Path, 
         recipe_before=before,
         unreadable=unreadable,
         entries=own.entries,
-        begin=config.begin,
+        tokens=config.tokens_of(restored.progress.consumed_samples),
     )
 
 

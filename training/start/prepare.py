@@ -17,7 +17,7 @@ from program.errors import UserError
 from training.checkpoint.folders import checkpoints, complete, find
 from training.checkpoint.imported import check_tokenizer
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule, samples_of
+from training.config.schedules import batch_schedule
 from training.config.stages import Stage
 from training.evaluation import validation_sets
 from training.evaluation.tasks import PreparedTasks, TaskRequest, prepare_tasks
@@ -85,7 +85,7 @@ def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say
 def _tell_passes(train: Samples, prepared: Prepared, config: RunConfig, say: Console) -> None:
     """Where the whole training reads text more than once."""
     if prepared.streams is None:
-        taken = samples_of(config)  # of this stage alone
+        taken = config.samples  # of this stage alone
         if often := passes.described(train.sources(taken)):
             say(f"data: {config.train.train_iters:,} iterations: {often}")
 

@@ -8,7 +8,6 @@ import pytest
 from program.errors import SharedMistake
 from training.config.recipe import dump, dump_changed, load
 from training.config.run_config import RunConfig
-from training.config.schedules import schedule_of
 from training.config.stages import Stage, stage_at, stages
 
 HEAD = """
@@ -73,7 +72,7 @@ GBS16 = "train.global_batch_size = 16"
 
 def test_a_curve_spans_the_stages_that_give_none(tmp_path: Path) -> None:
     a, b, c = of(tmp_path, THREE, optimizer="lr_warmup_iters = 3")
-    curves = [schedule_of(one.config) for one in (a, b, c)]
+    curves = [one.config.schedule for one in (a, b, c)]
     assert curves[0].warmup_samples == 24 and curves[0].decay_samples == 152
     assert all(curve.is_same_as(curves[0]) for curve in curves)
 
@@ -84,7 +83,7 @@ def test_a_stages_own_curve_begins_where_the_one_before_ends(tmp_path: Path) -> 
     )
     given = 'lr_warmup_iters = 2\nmin_lr = 1e-4\nlr_decay_style = "cosine"\nweight_decay = 0.2'
     a, b = of(tmp_path, tables, optimizer=given)
-    before, after = schedule_of(a.config), schedule_of(b.config)
+    before, after = a.config.schedule, b.config.schedule
     assert before.learning_rate(80) == pytest.approx(1e-4)
     assert [after.learning_rate(at) for at in (80, 88, 96, 104, 112)] == pytest.approx(
         [1e-4, 7.5e-5, 5e-5, 2.5e-5, 0.0]
@@ -92,7 +91,7 @@ def test_a_stages_own_curve_begins_where_the_one_before_ends(tmp_path: Path) -> 
     assert after.weight_decay(90) == 0.2 and after.warmup_samples == 0
     # with rates and a warm-up of its own
     own = stage("b", "until_iterations = 14", "optimizer.lr = 5e-4", "optimizer.lr_warmup_iters = 1")
-    after = schedule_of(of(tmp_path, stage("a", "until_iterations = 10") + own, optimizer=given)[1].config)
+    after = of(tmp_path, stage("a", "until_iterations = 10") + own, optimizer=given)[1].config.schedule
     assert [after.learning_rate(at) for at in (80, 84, 88)] == pytest.approx([0.0, 2.5e-4, 5e-4])
     assert after.decay_samples == 32 and after.begins_at == 80
 

@@ -44,6 +44,7 @@ NOW = Now(
     recipe=RECIPE,
     recipe_before=RECIPE,
     entries=ENTRIES,
+    tokens=1536,
 )
 
 
