@@ -82,6 +82,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (script,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/from_megatron.md").read_text(), re.DOTALL)
     (folder / "train_llama3_8b.sh").write_text(script)
+    (staged,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/stages.md").read_text(), re.DOTALL)
+    (folder / "staged.toml").write_text(staged)
     (folder / "llama3_8b.toml").write_text(convert(script, "a script.", {})[0])
     return folder
 
