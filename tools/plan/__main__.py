@@ -5,6 +5,7 @@
 
     search     price every legal layout and show the best (what is done without a subcommand)
     explain    one layout against the best of all, or why it is rejected
+    stages     a recipe's [[stage]] tables, and the whole run
     size       how many GPUs, and of which cluster; memory by number format and ZeRO stage
     trace      bytes and collectives of the best layouts, by running the program with tensors without values
     calibrate  measure this machine into a cluster file
@@ -26,13 +27,14 @@ from typing import Any
 from program import command, printing
 from program.errors import UserError
 from program.flags import parse_flags
-from tools.plan import flags, run
+from tools.plan import flags, run, stages
 from tools.plan.goodput.command import Goodput, goodput
 
 SUBCOMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "search": (flags.SearchFlags, run.search),
     "explain": (flags.ExplainFlags, run.explain),
     "size": (flags.SizeFlags, run.size),
+    "stages": (flags.StagesFlags, stages.stages),
     "trace": (flags.TraceFlags, run.trace),
     "calibrate": (flags.CalibrateFlags, run.calibrate),
     "compare": (flags.CompareFlags, run.compare),

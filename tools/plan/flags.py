@@ -137,6 +137,15 @@ class SizeFlags(RequestFlags):
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
+class StagesFlags(RequestFlags):
+    """Price each [[stage]] of a recipe, and the whole run."""
+
+    layouts: Literal["recipe", "best"] = "recipe"
+    """recipe: the sizes of TP, PP, VPP, CP, EP and the micro-batch that hold in each stage, and its number format.
+    best: what the planner finds for it."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
 class TraceFlags(RequestFlags):
     """Count the bytes and collectives of the best layouts exactly. Needs torch."""
 

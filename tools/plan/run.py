@@ -40,6 +40,7 @@ from training.config.divisibility import sequence_problems
 from training.config.optimizer_config import OptimizerConfig
 from training.config.recipe import load
 from training.config.run_config import RunConfig
+from training.config.stages import stages
 from training.memory.planned import kept_averages
 
 RECOMPUTATIONS = ("none", "mlp", "moe", "full")
@@ -123,11 +124,24 @@ def _refuse(flags: RequestFlags) -> None:
 def _request(flags: RequestFlags) -> tuple[RunConfig | None, PlanRequest]:
     """The recipe, if one was named, and the question; warns of links that were never measured."""
     _refuse(flags)
-    base = load(flags.recipe) if flags.recipe is not None else None
+    base = _first_stage(load(flags.recipe), flags.recipe) if flags.recipe is not None else None
     question = asked(flags, base)
     if question.num_gpus > 1 and (warning := made_up_links(question.cluster)):
         print(warning, file=sys.stderr)
     return base, question
+
+
+def _first_stage(recipe: RunConfig, path: Path) -> RunConfig:
+    """What a question about one recipe is asked of."""
+    if not recipe.stage:
+        return recipe
+    first = stages(recipe)[0]
+    print(
+        f'{path} has [[stage]] tables: this plans the first, "{first.name}", alone. All of them: python -m tools.plan '
+        f"stages --recipe {path}",
+        file=sys.stderr,
+    )
+    return first.config
 
 
 def _writable(page: Path | None, recipe: Path | None) -> None:

@@ -89,6 +89,12 @@ def stages(recipe: RunConfig) -> list[Stage]:
             f"train.train_iters = {recipe.train.train_iters}, but the last [[stage]] ends after {found[-1].end} "
             "iterations. Leave train.train_iters out: stages say how long the run is."
         )
+    last, averaged = found[-1], recipe.train.average_last
+    if averaged is not None and averaged > last.iterations:
+        raise SharedMistake(
+            f'train.average_last = {averaged}, and the last [[stage]], "{last.name}", has {last.iterations} iterations. '
+            "Weights of several stages are not averaged: give at most as many."
+        )
     return _with_curves(recipe, found)
 
 
@@ -211,37 +217,40 @@ def _reads_otherwise(before: RunConfig, config: RunConfig) -> bool:
 
 
 def _with_curves(recipe: RunConfig, found: Sequence[Stage]) -> list[Stage]:
-    """With the lengths of learning rate and weight decay in samples: a curve spans the stages up to the next one."""
+    """With lengths of the whole run in each: of curves, which span the stages up to the next curve, in samples."""
     begins = [number for number, one in enumerate(recipe.stage) if number == 0 or CURVE & one.optimizer.keys()]
     result: list[Stage] = []
     for number, stop in zip(begins, [*begins[1:], len(found)], strict=True):
-        spanned = found[number:stop]
+        spanned, first = found[number:stop], found[number].begin
         optimizer = spanned[0].config.optimizer
         if number:
             optimizer = _continued(result[-1].config, spanned[0], CURVE & recipe.stage[number].optimizer.keys())
-        schedule = curve(optimizer, sum(one.iterations for one in spanned), _samples_of(spanned))
-        fixed = {
-            "lr": schedule.lr,
-            "lr_decay_iters": None,
-            "lr_decay_samples": schedule.decay_samples,
-            "lr_wsd_decay_iters": None,
-            "lr_wsd_decay_samples": schedule.wsd_decay_samples,
-            "weight_decay_incr_samples": schedule.weight_decay_samples,
-        }
-        if optimizer.lr_warmup_fraction is None:
-            fixed |= {"lr_warmup_iters": 0, "lr_warmup_samples": int(schedule.warmup_samples)}
-        of_curve = {name: getattr(optimizer, name) for name in CURVE} | fixed
+        of_curve = _of_curve(optimizer, spanned)
         for one in spanned:
-            first = spanned[0].begin
             begin = replace(one.begin, curve_iteration=first.iteration, curve_samples=first.samples)
-            config = replace(
-                one.config,
-                optimizer=replace(one.config.optimizer, **of_curve),
-                train=replace(one.config.train, train_iters=one.end),
-                begin=begin,
+            train = replace(one.config.train, train_iters=one.end)
+            if not begin.is_last:  # the last iterations of the run are meant
+                train = replace(train, average_last=None)
+            own = replace(one.config.optimizer, **of_curve)
+            result.append(
+                replace(one, config=replace(one.config, optimizer=own, train=train, begin=begin), begin=begin)
             )
-            result.append(replace(one, config=config, begin=begin))
     return result
+
+
+def _of_curve(optimizer: OptimizerConfig, spanned: Sequence[Stage]) -> dict[str, Any]:
+    """The fields of a curve, with lengths in samples, so that each stage's configuration makes the same one."""
+    schedule = curve(optimizer, sum(one.iterations for one in spanned), _samples_of(spanned))
+    lengths = {
+        "lr_decay_iters": None,
+        "lr_decay_samples": schedule.decay_samples,
+        "lr_wsd_decay_iters": None,
+        "lr_wsd_decay_samples": schedule.wsd_decay_samples,
+        "weight_decay_incr_samples": schedule.weight_decay_samples,
+    }
+    if optimizer.lr_warmup_fraction is None:
+        lengths |= {"lr_warmup_iters": 0, "lr_warmup_samples": int(schedule.warmup_samples)}
+    return {name: getattr(optimizer, name) for name in CURVE} | lengths
 
 
 def _continued(before: RunConfig, stage: Stage, named: Set[str]) -> OptimizerConfig:

@@ -137,6 +137,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, tables: str, words: s
 def test_what_counts_the_whole_run_is_refused_beside_stages(tmp_path: Path) -> None:
     one = stage("a", "until_iterations = 4")
     for train, words in (
+        ("average_last = 5", 'train.average_last = 5, and the last [[stage]], "a", has 4 iterations'),
         ("train_iters = 7", "train.train_iters = 7, but the last [[stage]] ends after 4 iterations"),
         ('step_batch_size_schedule = "0:8"', "stages have a global_batch_size each"),
     ):
@@ -149,3 +150,8 @@ def test_what_counts_the_whole_run_is_refused_beside_stages(tmp_path: Path) -> N
     with pytest.raises(SharedMistake, match="unknown key begin"):
         recipe(tmp_path, "[begin]\nstage = 'a'\nnumber = 0\ncount = 1\niteration = 0\nsamples = 0\ntokens = 0\n"
                "data_iteration = 0\ncurve_iteration = 0\ncurve_samples = 0\nends = []\n")  # fmt: skip
+
+
+def test_the_mean_of_the_last_weights_is_of_the_whole_run(tmp_path: Path) -> None:
+    found = of(tmp_path, THREE, "average_last = 5")
+    assert [one.config.train.average_last for one in found] == [None, None, 5]

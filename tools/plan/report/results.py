@@ -29,7 +29,7 @@ def cost(question: PlanRequest, plan: PricedLayout, tokens: float) -> list[str]:
     hourly = question.cluster.price.usd_per_gpu_hour
     money = days * 24 * question.num_gpus * hourly
     lines[0] += (
-        f", {_dollars(money)} ({_dollars(money * low)} to {_dollars(money * high)}) at {hourly:g} USD per GPU and hour"
+        f", {dollars(money)} ({dollars(money * low)} to {dollars(money * high)}) at {hourly:g} USD per GPU and hour"
     )
     return [*lines, *checkpoints(question, plan.step_s)]
 
@@ -39,7 +39,7 @@ def iterations(question: PlanRequest, tokens: float) -> int:
     return math.ceil(tokens / (question.global_batch_size * question.seq_length))
 
 
-def _dollars(amount: float) -> str:
+def dollars(amount: float) -> str:
     return f"{amount:,.0f} USD" if amount < 1e6 else f"{amount / 1e6:,.3g} M USD"
 
 
