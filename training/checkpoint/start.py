@@ -59,7 +59,7 @@ def find_start(root: Path, config: CheckpointConfig, refused: Sequence[Path] = (
 
 
 def iteration_now(root: Path, config: CheckpointConfig) -> int:
-    """Iterations that a start now would continue from, by the names of checkpoints; 0 where it begins anew. Only reads,
+    """Iterations that a start now would continue from, by the names of checkpoints; 0 where it begins from initial weights. Only reads,
     so any rank may ask before it holds the run's folder. Raises UserError where ``config.load`` leads nowhere."""
     found = folders.candidates(root)
     if not found:

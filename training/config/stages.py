@@ -92,8 +92,8 @@ def stages(recipe: RunConfig) -> list[Stage]:
     last, averaged = found[-1], recipe.train.average_last
     if averaged is not None and averaged > last.iterations:
         raise SharedMistake(
-            f'train.average_last = {averaged}, and the last [[stage]], "{last.name}", has {last.iterations} iterations. '
-            "Weights of several stages are not averaged: give at most as many."
+            f'train.average_last = {averaged}, and [[stage]] "{last.name}", the last, has {last.iterations} iterations: '
+            "weights of several stages are not averaged. Give at most as many."
         )
     return _with_curves(recipe, found)
 
@@ -232,9 +232,8 @@ def _with_curves(recipe: RunConfig, found: Sequence[Stage]) -> list[Stage]:
             if not begin.is_last:  # the last iterations of the run are meant
                 train = replace(train, average_last=None)
             own = replace(one.config.optimizer, **of_curve)
-            result.append(
-                replace(one, config=replace(one.config, optimizer=own, train=train, begin=begin), begin=begin)
-            )
+            config = replace(one.config, optimizer=own, train=train, begin=begin)
+            result.append(replace(one, config=config, begin=begin))
     return result
 
 
