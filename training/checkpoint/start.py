@@ -59,8 +59,11 @@ def find_start(root: Path, config: CheckpointConfig, refused: Sequence[Path] = (
 
 
 def iteration_now(root: Path, config: CheckpointConfig) -> int:
-    """Iterations that a start now would continue from, by the names of checkpoints; 0 where it begins from initial weights. Only reads,
-    so any rank may ask before it holds the run's folder. Raises UserError where ``config.load`` leads nowhere."""
+    """Iterations that a start now would continue from, by the names of checkpoints; 0 where none is continued.
+
+    Only reads, so any rank may ask before it holds the run's folder. Raises UserError where ``config.load`` leads
+    nowhere.
+    """
     found = folders.candidates(root)
     if not found:
         continues = config.load is not None and not (config.finetune or config.no_load_optim)

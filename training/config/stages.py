@@ -92,7 +92,7 @@ def stages(recipe: RunConfig) -> list[Stage]:
     last, averaged = found[-1], recipe.train.average_last
     if averaged is not None and averaged > last.iterations:
         raise SharedMistake(
-            f'train.average_last = {averaged}, and [[stage]] "{last.name}", the last, has {last.iterations} iterations: '
+            f'train.average_last = {averaged}, and [[stage]] "{last.name}", the last, has {last.iterations}: '
             "weights of several stages are not averaged. Give at most as many."
         )
     return _with_curves(recipe, found)

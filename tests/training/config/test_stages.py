@@ -137,7 +137,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, tables: str, words: s
 def test_what_counts_the_whole_run_is_refused_beside_stages(tmp_path: Path) -> None:
     one = stage("a", "until_iterations = 4")
     for train, words in (
-        ("average_last = 5", 'train.average_last = 5, and [[stage]] "a", the last, has 4 iterations'),
+        ("average_last = 5", 'train.average_last = 5, and [[stage]] "a", the last, has 4: weights'),
         ("train_iters = 7", "train.train_iters = 7, but the last [[stage]] ends after 4 iterations"),
         ('step_batch_size_schedule = "0:8"', "stages have a global_batch_size each"),
     ):
