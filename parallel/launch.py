@@ -19,7 +19,8 @@ LISTEN_FD = "TRIPLANE_LISTEN_FD"
 MOST_RANKS, MOST_BYTES = 1 << 20, 1 << 20
 
 STAGE = "TRIPLANE_STAGE_STARTS"
-"""How often this process has begun another stage of its run: ranks that a launcher has started once meet again."""
+"""Of a process that has begun another stage of its run: how often, since ranks that a launcher has started once meet
+again; and the iteration that it continues."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

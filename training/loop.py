@@ -81,15 +81,13 @@ def run(
 
 def why_stop(train: TrainConfig, progress: Progress, result: StepResult, at_end: Reason = "done") -> Reason | None:
     """Whether the step that led to ``progress`` was this process's last, and why."""
-    if result.requests.finish:
+    if result.requests.finish or (progress.iteration >= train.train_iters and at_end == "done"):
         return "done"
-    if progress.iteration >= train.train_iters:
-        return at_end
     if result.requests.stop:
         return "requested"
     if train.exit_interval is not None and progress.iteration % train.exit_interval == 0:
         return "exit_interval"
-    return None
+    return at_end if progress.iteration >= train.train_iters else None
 
 
 def merge(requests: Iterable[StepRequests]) -> StepRequests:

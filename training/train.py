@@ -69,7 +69,7 @@ def train(
         config = with_recipe(config, shape, ranks)
         run = TrainingRun(
             config=config, prepared=prepared, device=ready.device, run_dir=run_dir, stop=ready.stop, lock=ready.lock,
-            tasks=ready.tasks, recipe=ready.recipe, shape=shape, ranks=ranks, heartbeat=heartbeat,
+            tasks=ready.tasks, recipe=ready.recipe, ended=ready.ended, shape=shape, ranks=ranks, heartbeat=heartbeat,
             note=noted_by(run_dir, ranks.rank, ready.lock.attempt if ready.lock else ""),
         )  # fmt: skip
         announce(run)
@@ -79,7 +79,7 @@ def train(
         buffers.enter_context(overlap_of_tp(config, shape, ranks))
         parts = build_parts(config, shape, ranks)
         begun = run_files.restore(parts, prepared, run_dir)
-        run_files.write_run_files(ready.recipe or config, run_dir, begun.progress, ranks)
+        run_files.write_run_files(config, ready.recipe, run_dir, begun.progress, ranks)
         stream = build_stream(run, begun)
         companions = build_companions(run, parts, stream, begun, collector)
         step = partial(
@@ -99,6 +99,7 @@ def train(
         )
         stream.close()
         run_files.mark(run_dir, progress, reason, ranks)
+        ready.ended.iteration = progress.iteration if reason == "stage" else None
         if reason not in ("requested", "stage"):
             companions.samples.sample_at_end(progress)
         say_the_end(run, progress, reason)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from program.untrusted import InputError, read_json, read_text, read_toml
 from tools.inspect_checkpoint.text import columns, size
-from training.checkpoint import folders
+from training.checkpoint import folders, stage_entry
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest
 from training.checkpoint.format.verify import Damage, Depth, damages
 
@@ -109,13 +109,16 @@ def read(path: Path, is_latest: bool = False) -> Checkpoint:
     state, config = _json(path / folders.STATE), _toml(path / CONFIG)
     samples = _whole(about.get("consumed_samples", _within(state, "progress").get("consumed_samples")))
     length = _whole(_within(config, "model").get("seq_length"))
+    tokens = None
+    if samples is not None and length:
+        tokens = stage_entry.tokens_of(_within(state, "entries"), samples, length)
     stamp = path / MANIFEST if status != "unfinished" else path
     return Checkpoint(
         path=path,
         status=status,
         iteration=about.get("iteration", _number(path)),
         samples=samples,
-        tokens=samples * length if samples is not None and length else None,
+        tokens=tokens,
         bytes=sum(sizes),
         files=len(sizes),
         layout=about.get("layout"),

@@ -15,7 +15,7 @@ from tools.plan.search.pricing import PricedLayout, price
 from tools.plan.search.selection import fitting
 from training.config.recipe import load
 from training.config.run_config import RunConfig
-from training.config.stages import Stage
+from training.config.stage_lengths import Stage
 from training.config.stages import stages as stages_of_run
 
 

@@ -39,7 +39,8 @@ def summary(run: RunData) -> str:
 
 def sentences(run: RunData) -> Iterator[str]:
     """What, how far, how good, how fast, until when."""
-    metrics, total = run.metrics, run.setting("train.train_iters")
+    staged = run.metrics.last("stage") is not None
+    metrics, total = run.metrics, None if staged else run.setting("train.train_iters")
     if isinstance(model := run.setting("model.name") or run.setting("model.shape"), str):
         yield f"Model {model}."
     share = f" of {total:,} ({run.iteration / total:.0%})" if isinstance(total, int) and total > 0 else ""
@@ -55,7 +56,8 @@ def sentences(run: RunData) -> Iterator[str]:
         mfu = metrics.last("mfu")
         yield f"{_median(speed):,.0f} tokens/s per rank{f', MFU {mfu:.1%}' if mfu is not None else ''}."
     if run.status == "running" and (left_s := metrics.last("eta_s")) is not None and math.isfinite(left_s):
-        yield f"About {lasting(left_s)} to go, until {moment(run.read_s + left_s)} UTC."
+        of_stage = " in this stage" * staged
+        yield f"About {lasting(left_s)} to go{of_stage}, until {moment(run.read_s + left_s)} UTC."
     if run.goodput.wall_s:
         starts = counted(run.goodput.restarts, "restart")
         yield f"Goodput {run.goodput.share:.1%} of {lasting(run.goodput.wall_s)}, {starts}."

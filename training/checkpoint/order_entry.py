@@ -68,10 +68,11 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, pa
         )
     if begins_here(config, progress):
         return OrderBegin(samples=progress.consumed_samples, read=entry.now)
-    if entry.iteration != expected and not config.data.allow_data_change:
+    # Without stages it is a branch's, or a stage's checkpoint that is continued by itself: in the order that it has.
+    if config.begin is not None and entry.iteration != expected and not config.data.allow_data_change:
         raise SharedMistake(
             f"{path} was written in an order of data that began after iteration {entry.iteration:,}; by this recipe's "
-            f"[[stage]] tables it began after {expected:,}. A stage that has begun cannot begin elsewhere: "
-            "give it the length that it had, or --data.allow_data_change True if that is meant."
+            f"[[stage]] tables it began after {expected:,}. A stage that has begun keeps its data: give it what it "
+            "had, or --data.allow_data_change True if that is meant."
         )
     return OrderBegin(samples=entry.samples, read=entry.before)

@@ -58,21 +58,16 @@ def find_start(root: Path, config: CheckpointConfig, refused: Sequence[Path] = (
     return Start(own=True, candidates=found, lost=lost, notes=notes)
 
 
-def iteration_now(root: Path, config: CheckpointConfig) -> int:
-    """Iterations that a start now would continue from, by the names of checkpoints; 0 where none is continued.
-
-    Only reads, so any rank may ask before it holds the run's folder. Raises UserError where ``config.load`` leads
-    nowhere.
-    """
+def first_candidate(root: Path, config: CheckpointConfig) -> Path | None:
+    """The checkpoint that a start now would try first to continue; None where it continues none. Only reads. Raises
+    UserError where ``config.load`` leads nowhere."""
     found = folders.candidates(root)
     if not found:
-        continues = config.load is not None and not (config.finetune or config.no_load_optim)
-        return (folders.iteration_of(folders.find(config.load)[0]) or 0) if continues and config.load else 0
+        return folders.find(config.load)[0] if config.load is not None and not config.finetune else None
     commits = {one.path: one for one in folders.commits(root)} if config.load is not None else {}
     chosen = _loaded(root, config.load, commits)
-    if chosen is not None and chosen.path in found and commits[found[0]].lineage.loaded != chosen.hash:
-        return chosen.iteration
-    return folders.iteration_of(found[0]) or 0
+    goes_back = chosen is not None and chosen.path in found and commits[found[0]].lineage.loaded != chosen.hash
+    return chosen.path if chosen is not None and goes_back else found[0]
 
 
 def _why_not(named: LineageCommit | None, taken: LineageCommit) -> str:

@@ -25,10 +25,13 @@ def noted(stream: BatchStream, progress: Progress, ranks: Ranks) -> dict[str, JS
     return {ENTRY: {"consumed_samples": progress.consumed_samples, "cursors": dict(found)}}
 
 
-def found(entries: Mapping[str, JSON], same_data: bool, count: int, progress: Progress, ranks: Ranks) -> dict[int, str]:
+def found(
+    entries: Mapping[str, JSON], same_data: bool, count: int, progress: Progress, ranks: Ranks, own_samples: int
+) -> dict[int, str]:
     """Where streams stand, by number: what ``noted`` wrote, in any layout; says where something is missing of it.
 
-    same_data: the checkpoint was written with the data there is. count: streams there are.
+    same_data: the checkpoint was written with the data there is. count: streams there are. own_samples: that were read
+    of them, of all the run's.
     """
     if not progress.consumed_samples:
         return {}
@@ -37,9 +40,9 @@ def found(entries: Mapping[str, JSON], same_data: bool, count: int, progress: Pr
         noted_cursors = entry.get("cursors")
         if isinstance(noted_cursors, dict):
             cursors = {int(number): text for number, text in noted_cursors.items() if _is_cursor(number, text)}
-    missing = min(count, progress.consumed_samples) - len(cursors)
+    missing = min(count, own_samples) - len(cursors)
     if missing:
-        samples = -(-progress.consumed_samples // count)
+        samples = -(-own_samples // count)
         ranks.say(
             f"data: the checkpoint does not say where {missing} of {count} streams stand in this data: the first "
             f"{samples:,} samples of each are tokenised again, and skipped"

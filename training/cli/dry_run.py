@@ -8,6 +8,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from models.costs.candidate import ZERO
 from models.costs.cases import MemoryCase, States
@@ -22,13 +23,15 @@ from parallel.config import PrecisionConfig
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
 from program.errors import SharedMistake, UserError
 from program.printing import columns
+from training.checkpoint.folders import checkpoints
+from training.checkpoint.stage_entry import position
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig
 from training.config.schedules import batch_schedule
-from training.config.stages import Stage
+from training.config.stage_lengths import Stage
 from training.config.stages import stages as stages_of_run
 from training.custom.check import check
 from training.memory.planned import as_case, planned_modules
@@ -45,7 +48,11 @@ def describe(config: RunConfig, explicit: frozenset[str] = frozenset()) -> str:
     Raises UserError with every problem that a run would have with it.
     """
     recipe = parse.dump(replace(config, dry_run=False, world_size=None))
-    plan = stages_of_run(config)
+    at = None
+    if config.stage:
+        with contextlib.suppress(UserError, OSError):  # the start says so
+            at = position(checkpoints(Path(config.run_dir or "runs/run")), config.checkpoint)
+    plan = stages_of_run(config, at)
     if not plan:
         recipe_config, parts = described(config, explicit)
         recipe = parse.dump(replace(recipe_config, dry_run=False, world_size=None))

@@ -203,13 +203,13 @@ def _saving(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]
     save, train, seq_length = config.checkpoint, config.train, config.model.seq_length
     flops = flops_per_token(shape, seq_length) * seq_length * train.global_batch_size
     iteration_s = flops / layout.world_size / ASSUMED_FLOPS
-    hours = train.train_iters * iteration_s / 3600
+    hours = config.iterations * iteration_s / 3600
     if save.save_interval is None and save.save_interval_minutes is None:
         if hours > 1:
             yield f"nothing is saved before the end, {hours:,.0f} hours away. Set checkpoint.save_interval."
         return
     every_s = min(
-        (save.save_interval or train.train_iters) * iteration_s,
+        (save.save_interval or config.iterations) * iteration_s,
         (save.save_interval_minutes or math.inf) * 60,
     )
     if every_s < 300:

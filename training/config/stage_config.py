@@ -3,7 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from program.schema import JSON
+from program.schema import JSON, Count
+from training.config.lr_schedule import Schedule
+
+STAGE_OVER = "stage_over"
+"""What a run's folder has from the end of a stage until the next one begins: the iteration."""
+
+
+@dataclass(slots=True)
+class StageEnd:
+    """Whether training in this process has come to the end of a stage that another follows."""
+
+    iteration: int | None = None
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -40,6 +51,31 @@ class StageConfig:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
+class BegunStage:
+    """A stage that a run has begun, as its checkpoints keep it: what is over stays as it was, whatever the recipe says
+    by now."""
+
+    name: str
+    iteration: Count
+    """Iterations before it; likewise the others."""
+    samples: Count
+    tokens: Count
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RunPosition:
+    """How far a run has come, as far as stages are counted from there."""
+
+    iteration: int
+    samples: int
+    tokens: int
+    begun: tuple[BegunStage, ...] = ()
+    """Empty of a run that had no stages until now."""
+    schedule: Schedule | None = None
+    """The curve that held until now."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
 class Begin:
     """Where in a run a configuration takes over. Made by training/config/stages.py, never given."""
 
@@ -51,7 +87,7 @@ class Begin:
     """Of all stages."""
     iteration: int
     samples: int
-    """Consumed in the stages before, by their tables."""
+    """Consumed in the stages before."""
     tokens: int
     """Likewise."""
     data_iteration: int
@@ -59,9 +95,16 @@ class Begin:
     curve_iteration: int
     """Iterations before its curve of the learning rate."""
     curve_samples: int
-    """Samples before it, by the tables."""
-    ends: tuple[int, ...]
-    """Iterations at which this stage and those before it end."""
+    """Samples before it."""
+    begun: tuple[BegunStage, ...]
+    """All stages until this one, itself included."""
+    end: int
+    """Iterations of the run after its last one."""
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Iterations at which this stage and those before it end."""
+        return (*(one.iteration for one in self.begun[1:]), self.end)
 
     @property
     def title(self) -> str:

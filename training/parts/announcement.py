@@ -71,7 +71,7 @@ def say_the_end(run: TrainingRun, progress: Progress, reason: Reason) -> None:
         return
     if reason == "stage":
         assert run.config.begin is not None
-        ranks.say(f"{run.config.begin.title} is over at iteration {progress.iteration}; the next one begins")
+        ranks.say(f"{run.config.begin.title} is over at iteration {progress.iteration}")
         return
     written = ["report.html"] * log.report + ["checkpoints/", "metrics.jsonl"] + ["events/"] * log.tensorboard
     ranks.say(f"{reason} at iteration {progress.iteration}; in {run_dir}: {', '.join(written)}, logs/, config.toml")

@@ -51,7 +51,9 @@ def build_companions(
 ) -> Companions:
     """collector: of what code anywhere records (parallel/metrics.py)."""
     config, ranks, chunks, heartbeat = run.config, run.ranks, parts.chunks, run.heartbeat
-    health = build_health(parts, run.run_dir, begun.entries, run.note)
+    stage = run.config.begin
+    begins = stage is not None and stage.iteration == begun.progress.iteration > 0
+    health = build_health(parts, run.run_dir, begun.entries, run.note, begins=begins)
     updates = build_updates(run, parts, begun)
     saves = build_saves(run, parts, health, stream, begun, updates)
     stats = build_stats(run, parts)

@@ -1,7 +1,7 @@
 """The training data of one rank, from where a start begins."""
 
 from data.loader import Packing
-from data.order_begin import RUN_BEGIN, OrderBegin
+from data.order_begin import RUN_BEGIN, OrderBegin, orders
 from data.prepared import Prepared, Samples
 from data.source import build_source
 from data.split import SplitName
@@ -24,8 +24,10 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     config, prepared, ranks, progress = run.config, run.prepared, run.ranks, begun.progress
     micro_batch_size, cursors = config.train.micro_batch_size, dict[int, str]()
     if prepared.streams is not None:
+        read = orders(prepared, config.data, config.model.seq_length, config.train.seed, begun.order)[0].samples
+        own = read + progress.consumed_samples - begun.order.samples
         same = not data_changes(begun.entries.get("data"), data_entry(config, prepared))
-        cursors = stream_position.found(begun.entries, same, prepared.streams.count, progress, ranks)
+        cursors = stream_position.found(begun.entries, same, prepared.streams.count, progress, ranks, own)
         stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
     return BatchStream(
         lambda: stream_position.resumed(open_source(prepared, config, "train", begun.order), cursors),

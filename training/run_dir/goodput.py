@@ -98,7 +98,7 @@ def measured_goodput(events: Sequence[Event], now_s: float | None = None, last_l
             spans.append(_span(gap, spans[-1].end_s, record.launched_s, number - 1))
         spans += _spans(record, number, _limit(records, number, now_s is not None))
     stages = {event.text("name") for event in events if event.event == "stage" and event.iteration}
-    restarts = len(records) - 1 - len(stages)  # a stage begins with a start of its own, once
+    restarts = max(0, len(records) - 1 - len(stages))  # a stage begins with a start of its own, once
     return MeasuredGoodput(spans=tuple(span for span in spans if span.end_s > span.begin_s), restarts=restarts)
 
 

@@ -80,7 +80,10 @@ def planned(config: RunConfig) -> tuple[Schedule, str]:
     flags = config.checkpoint
     with contextlib.suppress(UserError, DamagedError, OSError):  # the start says so, or takes an older one
         if own:
-            return chosen(config, continued(own[0], read_state(own[0]).entries))
+            state, begin = read_state(own[0]), config.begin
+            if begin is not None and 0 < begin.curve_iteration >= state.progress.iteration:  # it is yet to begin
+                return chosen(config, None)
+            return chosen(config, continued(own[0], state.entries))
         if flags.load is not None and continues(flags):
             folder = find(flags.load)[0]
             state = read_state(folder)

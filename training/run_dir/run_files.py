@@ -1,6 +1,7 @@
 """What a run keeps in its folder: the configuration, checkpoints that carry all they need, and the marker ``done``."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from parallel.groups import Ranks
 from program.durable import replace_file
 from program.errors import SharedFault, SharedMistake
 from training import checkpoint
-from training.checkpoint import order_entry
+from training.checkpoint import order_entry, stage_entry
 from training.checkpoint.agreement import on_first_rank
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.imported import IMPORTED, kept
@@ -25,6 +26,7 @@ from training.checkpoint.state import JSON
 from training.config.lr_schedule import Schedule
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
+from training.config.stage_config import STAGE_OVER
 from training.loop import Reason
 from training.progress import Progress
 from training.run_dir import fingerprint, kept_schedule
@@ -96,14 +98,16 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
 
 
 def _check_stage(config: RunConfig, progress: Progress, path: Path) -> None:
-    """Raises SharedFault for a checkpoint of an earlier stage, which was taken since the newest one is damaged: a new
-    start sees it and begins with that stage."""
-    if config.begin is not None and progress.iteration < config.begin.iteration:
-        raise SharedFault(
-            f"{path} ends at iteration {progress.iteration:,}, before stage {config.begin.stage} begins (iteration "
-            f"{config.begin.iteration:,}). Start again: what is damaged has been set aside, and the start then begins "
-            "in the stage of that checkpoint."
-        )
+    """Raises SharedFault for a checkpoint of another stage, taken since newer ones cannot be read: a new start begins
+    with its stage."""
+    begin = config.begin
+    if begin is None or begin.iteration <= progress.iteration < (math.inf if begin.is_last else begin.end):
+        return
+    raise SharedFault(
+        f"{path} ends at iteration {progress.iteration:,}, and {begin.title} is from {begin.iteration:,} to "
+        f"{begin.end:,}: newer checkpoints cannot be read, see above. Start again, and this one's stage begins; where "
+        f"that comes back, name the checkpoint in {path.parent / 'latest'}."
+    )
 
 
 def _over(schedule: Schedule, progress: Progress, rate: float) -> str:
@@ -134,26 +138,32 @@ def _now(config: RunConfig, prepared: Prepared, schedule: Schedule, restored: Re
     )
 
 
-def write_run_files(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) -> None:
-    """Write ``config.toml``, which runs the same job again, once nothing stands in the way of this start.
+def write_run_files(
+    config: RunConfig, recipe: RunConfig | None, run_dir: Path, progress: Progress, ranks: Ranks
+) -> None:
+    """recipe: with ``[[stage]]``, where ``config`` is that of one stage.
+
+    Write ``config.toml``, which runs the same job again, once nothing stands in the way of this start.
 
     Raises, on rank 0, where it cannot be written: a UserError, or a SharedFault where the run has checkpoints.
     """
     if ranks.rank != 0:
         return
     try:
-        text = dump(dataclasses.replace(config, run_dir=None))
+        text = dump(dataclasses.replace(recipe or config, run_dir=None))
         replace_file(run_dir / "config.toml", text.encode(), suffix=".unfinished", durable=False)
-        (run_dir / "requeue").unlink(missing_ok=True)
-        if progress.iteration < config.train.train_iters:
+        for name in ("requeue", STAGE_OVER):
+            (run_dir / name).unlink(missing_ok=True)
+        if progress.iteration < config.train.train_iters or not (config.begin is None or config.begin.is_last):
             (run_dir / "done").unlink(missing_ok=True)
     except OSError as error:
         raise run_dir_error(run_dir, f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
 
 
 def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> None:
-    """Leave ``done`` or ``requeue``, an empty run's end or a request to continue, for the launcher."""
-    name = {"done": "done", "requested": "requeue"}.get(reason)
+    """Leave ``done``, ``requeue`` or ``stage_over`` for the launcher: the run's end, a request to continue, another
+    stage."""
+    name = {"done": "done", "requested": "requeue", "stage": STAGE_OVER}.get(reason)
     if name is not None and ranks.rank == 0:
         try:
             (run_dir / name).write_text(f"{progress.iteration}\n")
@@ -187,7 +197,7 @@ def checkpoint_contents(
             use_checkpoint_opt_param_scheduler=False,
         ),
     )
-    entries: dict[str, JSON] = {
+    entries: dict[str, JSON] = stage_entry.noted(config) | {
         SCHEDULE: entry_of(schedule),
         "data": data_entry(config, prepared),
         "versions": {name: fingerprint.version(name) for name in fingerprint.LIBRARIES}

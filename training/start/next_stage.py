@@ -12,30 +12,42 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from parallel.launch import STAGE, Identity
+from parallel.launch import STAGE
 from program.errors import SharedMistake
-from training.checkpoint.folders import checkpoints
-from training.checkpoint.start import iteration_now
 from training.cli.elastic import elastic_layout
-from training.config.stages import Stage
+from training.config.stage_config import STAGE_OVER
+from training.config.stage_lengths import Stage
+from training.start.rank import RunStart
 
 PROGRAM = Path(__file__).resolve().parents[2] / "pretrain_gpt.py"
 
 
-def follows(stage: Stage, run_dir: Path, identity: Identity | None) -> bool:
-    """Whether this process is to begin another stage, now that one has ended with code 0: at its last iteration, and
-    not because train.exit_interval or a callback asked for it."""
-    if stage.begin.is_last or (identity is not None and identity.port is not None):  # a local rank: its parent does
-        return False
-    interval = stage.config.train.exit_interval
-    asked = interval is not None and stage.end % interval == 0
-    over = iteration_now(checkpoints(run_dir), stage.config.checkpoint) == stage.end
-    return over and not asked and not (run_dir / "done").exists()
+def ended(start: RunStart) -> int | None:
+    """The iteration at which a stage has ended that this process is to begin another one after; None where it is not:
+    the run is done, or was asked to end here, or this is a local rank, whose parent begins it."""
+    if start.identity is not None and start.identity.port is not None:
+        return None
+    if start.ended.iteration is not None or start.identity is not None or start.nproc == 1:
+        return start.ended.iteration
+    try:
+        return int((start.run_dir / STAGE_OVER).read_text())  # of this machine's own ranks
+    except (OSError, ValueError):
+        return None
 
 
-def begin(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Start again with these arguments, in the environment that the launcher gave; does not return."""
-    number = int(environ.get(STAGE, "0")) + 1
+def saved(environ: Mapping[str, str]) -> int | None:
+    """The iteration that ``begin`` was given by the process that this one was, if it was another."""
+    number = environ.get(STAGE, "").rpartition(" ")[2]
+    return int(number) if number.isdecimal() else None
+
+
+def begin(argv: Sequence[str], environ: Mapping[str, str], saved: int) -> None:
+    """Start again with these arguments, in the environment that the launcher gave; does not return.
+
+    saved: the iteration of the checkpoint to continue, which a network's file system may be slow to list.
+    """
+    before = environ.get(STAGE, "0").partition(" ")[0]
+    number = int(before) + 1 if before.isdecimal() else 1
     sys.stdout.flush()
     sys.stderr.flush()
     for file in list(Path("/proc/self/fd").iterdir()):
@@ -43,11 +55,14 @@ def begin(argv: Sequence[str], environ: Mapping[str, str]) -> None:
             with contextlib.suppress(OSError):  # the listing's own
                 os.set_inheritable(int(file.name), False)  # what a library has left open, as a socket that listens
     words = [sys.executable, str(PROGRAM), *argv]
-    os.execve(sys.executable, words, {**environ, STAGE: str(number)})
+    os.execve(sys.executable, words, {**environ, STAGE: f"{number} {saved}"})
 
 
-def check_stages(later: Sequence[Stage], world_size: int, cuda: bool) -> None:
-    """Raises SharedMistake with every problem of the stages to come on ``world_size`` ranks."""
+def check_stages(later: Sequence[Stage], world_size: int, at_work: int | None, cuda: bool) -> None:
+    """Raises SharedMistake with every problem of the stages to come on ``world_size`` ranks.
+
+    at_work: of ranks that a launcher has started, those that train now; the others end.
+    """
     problems = []
     for stage in later:
         config = stage.config
@@ -55,6 +70,11 @@ def check_stages(later: Sequence[Stage], world_size: int, cuda: bool) -> None:
             config = replace(config, device="cpu")
         fitted = elastic_layout(config, world_size)
         found = fitted.config.problems(fitted.world_size)
+        if at_work is not None and fitted.world_size > at_work:
+            found.append(
+                f"parallel.elastic: {fitted.world_size} of {world_size} ranks fit it, and {at_work} the stage of now, "
+                "after which the others are gone. Give the stages sizes that as many ranks fit."
+            )
         problems += [f'stage "{stage.name}": {one}' for one in found]
     if problems:
         raise SharedMistake("\n  ".join(["problems with stages to come:", *problems]))

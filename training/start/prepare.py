@@ -18,7 +18,7 @@ from training.checkpoint.folders import checkpoints, complete, find
 from training.checkpoint.imported import check_tokenizer
 from training.config.run_config import RunConfig
 from training.config.schedules import batch_schedule
-from training.config.stages import Stage
+from training.config.stage_lengths import Stage
 from training.evaluation import validation_sets
 from training.evaluation.tasks import PreparedTasks, TaskRequest, prepare_tasks
 
@@ -87,7 +87,7 @@ def _tell_passes(train: Samples, prepared: Prepared, config: RunConfig, say: Con
     if prepared.streams is None:
         taken = config.samples  # of this stage alone
         if often := passes.described(train.sources(taken)):
-            say(f"data: {config.train.train_iters:,} iterations: {often}")
+            say(f"data: {config.iterations:,} iterations: {often}")
 
 
 def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:

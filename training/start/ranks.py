@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from parallel import failures, launch, local_ranks, output
+from parallel.failures import STOPPED
 from parallel.layout import smallest_world
 from program.errors import UserError
 from program.processes import die_with_parent
 from program.users_code import no_sudden_end
 from training.checkpoint.folders import checkpoints
-from training.checkpoint.start import iteration_now
+from training.checkpoint.stage_entry import position
 from training.cli import parse
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
@@ -65,12 +66,12 @@ def _identity_if_known(environ: Mapping[str, str]) -> launch.Identity | None:
 
 
 def start(
-    recipe: RunConfig, explicit: frozenset[str] = frozenset(), begin_next: Callable[[], None] = lambda: None
+    recipe: RunConfig, explicit: frozenset[str] = frozenset(), begin_next: Callable[[int], None] = lambda saved: None
 ) -> int:
     """Find out who starts the ranks, check the configuration, take the run's folder, and train.
 
-    explicit: fields that flags have set, which win over --debug. begin_next: begins the stage after this one, and does
-    not return.
+    explicit: fields that flags have set, which win over --debug. begin_next: begins the stage after this one, which
+    continues the checkpoint of the iteration that it is given, and does not return.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks have sessions of their own, and would survive its kill
         die_with_parent(os.getppid())
@@ -78,8 +79,9 @@ def start(
     request = StopSignal(speaks=identity is None or identity.rank == 0)
     request.listen()
     run_dir = Path(recipe.run_dir or "runs/run")
-    plan = stages(recipe)
-    stage = stage_at(plan, iteration_now(checkpoints(run_dir), recipe.checkpoint)) if plan else None
+    at = position(checkpoints(run_dir), recipe.checkpoint, next_stage.saved(os.environ)) if recipe.stage else None
+    plan = stages(recipe, at)
+    stage = stage_at(plan, at.iteration if at is not None else 0) if plan else None
     config = stage.config if stage else recipe
     gpus = launch.count_gpus(os.environ) if config.device != "cpu" else 0
     nproc = config.nproc or gpus or smallest_world(config.parallel)
@@ -95,7 +97,7 @@ def start(
     fitted = elastic_layout(expected, given)
     parse.check(fitted.config, fitted.world_size, identity.local_world_size if identity else None)
     later = tuple(plan[stage.begin.number + 1 :]) if stage else ()
-    check_stages(later, given, cuda=gpus > 0)
+    check_stages(later, given, fitted.world_size if identity else None, cuda=gpus > 0)
     if fitted.words:
         config, nproc = replace(config, parallel=fitted.config.parallel), fitted.world_size
         if identity is None or identity.rank == 0:
@@ -110,14 +112,16 @@ def start(
     else:
         output.make_run_dir(run_dir)
     with held_lock(run_dir, identity, os.environ, partial(run_dir_error, run_dir)) as lock:
-        code = train_ranks(
-            RunStart(
-                config=config, run_dir=run_dir, identity=identity, nproc=nproc, lock=lock, stop=request,
-                recipe=recipe if stage else None, later=later,
-            )
+        ready = RunStart(
+            config=config, run_dir=run_dir, identity=identity, nproc=nproc, lock=lock, stop=request,
+            recipe=recipe if stage else None, later=later,
         )  # fmt: skip
-    if stage and code == 0 and next_stage.follows(stage, run_dir, identity):
-        begin_next()
+        code = train_ranks(ready)
+    if stage is None or code or (saved := next_stage.ended(ready)) is None:
+        return code
+    if request.number is not None:  # after the last iteration: the next start begins the next stage
+        return STOPPED
+    begin_next(saved)
     return code
 
 
@@ -149,6 +153,8 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
             code, failure = failures.guard(partial(run, watching.heartbeat), me)
             failure = watching.settle(failure)
             watching.heartbeat.code = code
+        if start.ended.iteration is not None:
+            watching.heartbeat.dismiss()
     elif cuda and launch.choose_device(config.device, os.environ) == "cuda":
         environ = {**os.environ, ATTEMPT: start.lock.attempt} if start.lock else os.environ
         verdict = partial(verdict_file.read, start_dir)

@@ -87,6 +87,15 @@ class Heartbeat:
         self.watchdog = watchdog
         _WATCHDOG.pack_into(self._page, _WATCHDOG_AT, watchdog.pid, process_start or 0, 0, False)
 
+    def dismiss(self) -> None:
+        """End the watchdog of a process that is to go on as another program: it would take that for this one, which
+        stands still."""
+        if self.watchdog is not None:
+            self.watchdog.kill()
+            self.watchdog.wait()
+        if self.path is not None:
+            remove(self.path)
+
     def enter(self, phase: str, iteration: int | None = None) -> None:
         """The rank begins with ``phase``, of ``iteration`` if that is a new one."""
         self._phase = PHASES.index(phase)

@@ -8,7 +8,9 @@ import pytest
 from program.errors import SharedMistake
 from training.config.recipe import dump, dump_changed, load
 from training.config.run_config import RunConfig
-from training.config.stages import Stage, stage_at, stages
+from training.config.stage_config import BegunStage, RunPosition
+from training.config.stage_lengths import Stage
+from training.config.stages import stage_at, stages
 
 HEAD = """
 [model]
@@ -155,3 +157,34 @@ def test_what_counts_the_whole_run_is_refused_beside_stages(tmp_path: Path) -> N
 def test_the_mean_of_the_last_weights_is_of_the_whole_run(tmp_path: Path) -> None:
     found = of(tmp_path, THREE, "average_last = 5")
     assert [one.config.train.average_last for one in found] == [None, None, 5]
+
+
+def test_the_running_stage_is_counted_from_where_the_run_is(tmp_path: Path) -> None:
+    """Its batch was changed on the way: the samples and tokens that its table names are what counts."""
+    begun = (
+        BegunStage(name="a", iteration=0, samples=0, tokens=0),
+        BegunStage(name="b", iteration=7, samples=70, tokens=5000),
+    )
+    at = RunPosition(iteration=9, samples=80, tokens=5000 + 10 * 128, begun=begun)
+    a, b, c = stages(recipe(tmp_path, THREE), at)
+    assert (a.begin.iteration, a.end, a.samples, a.tokens) == (0, 7, 70, 5000)  # as it was, whatever its table says
+    # 1,720 tokens are left of b: 3.4 batches of 4 x 128
+    assert (b.begin.iteration, b.end, b.samples, b.tokens) == (7, 13, 26, 1280 + 4 * 512)
+    assert (c.begin.iteration, c.begin.samples, c.begin.tokens) == (13, 96, 5000 + 26 * 128)
+    assert b.config.tokens_of(80) == 6280 and c.config.tokens_of(96) == 8328
+    # a stage that is to end earlier than the run has come ends now
+    shorter = recipe(tmp_path, THREE.replace("until_tokens = 8000", "until_tokens = 6000"))
+    assert [one.end for one in stages(shorter, at)][:2] == [7, 9]
+    assert stage_at(stages(shorter, at), 9).name == "c"
+
+
+def test_a_stages_own_curve_begins_at_the_rate_that_held(tmp_path: Path) -> None:
+    """The stage before was shortened on the way: its curve is still the longer one, which the checkpoint has."""
+    tables = stage("a", "until_iterations = 60") + stage(
+        "b", "until_iterations = 70", 'optimizer.lr_decay_style = "linear"'
+    )
+    kept = of(tmp_path, tables.replace("60", "100").replace("70", "110"))[0].config.schedule
+    begun = (BegunStage(name="a", iteration=0, samples=0, tokens=0),)
+    at = RunPosition(iteration=50, samples=400, tokens=400 * 64, begun=begun, schedule=kept)
+    b = stages(recipe(tmp_path, tables), at)[1].config.schedule
+    assert b.lr == kept.learning_rate(480) > 1e-4

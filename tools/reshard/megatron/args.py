@@ -198,9 +198,11 @@ def scheduler(
     """
     if kept is None and known:
         return {**known, "num_steps": progress.consumed_samples}
-    entry = entry_of(kept or learning_schedule(config.optimizer, config.train, config.model.seq_length))
+    curve = kept or learning_schedule(config.optimizer, config.train, config.model.seq_length)
+    entry = entry_of(curve)
     ours = {theirs: entry[name] for theirs, name in _OF_SCHEDULER.items()}
-    return {**(known or {}), **ours, "num_steps": progress.consumed_samples}
+    # Megatron has no curve that begins later: its count begins with ours
+    return {**(known or {}), **ours, "num_steps": max(0, progress.consumed_samples - curve.begins_at)}
 
 
 def operations(config: RunConfig, shape: GPTShape, progress: Progress) -> float:
