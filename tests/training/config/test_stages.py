@@ -178,13 +178,15 @@ def test_the_running_stage_is_counted_from_where_the_run_is(tmp_path: Path) -> N
     assert stage_at(stages(shorter, at), 9).name == "c"
 
 
+LINEAR = 'optimizer.lr_decay_style = "linear"'
+
+
 def test_a_stages_own_curve_begins_at_the_rate_that_held(tmp_path: Path) -> None:
     """The stage before was shortened on the way: its curve is still the longer one, which the checkpoint has."""
-    tables = stage("a", "until_iterations = 60") + stage(
-        "b", "until_iterations = 70", 'optimizer.lr_decay_style = "linear"'
-    )
-    kept = of(tmp_path, tables.replace("60", "100").replace("70", "110"))[0].config.schedule
+    tables = stage("a", "until_iterations = 60") + stage("b", "until_iterations = 70", LINEAR)
+    longer = tables.replace("60", "100").replace("70", "110")
+    kept = of(tmp_path, longer, optimizer="min_lr = 1e-4")[0].config.schedule
     begun = (BegunStage(name="a", iteration=0, samples=0, tokens=0),)
     at = RunPosition(iteration=50, samples=400, tokens=400 * 64, begun=begun, schedule=kept)
-    b = stages(recipe(tmp_path, tables), at)[1].config.schedule
+    b = stages(recipe(tmp_path, tables, optimizer="min_lr = 1e-4"), at)[1].config.schedule
     assert b.lr == kept.learning_rate(480) > 1e-4

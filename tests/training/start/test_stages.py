@@ -197,8 +197,8 @@ def test_a_run_falls_back_into_an_earlier_stage(recipe: Path, undisturbed: Path,
     content = bytearray(tensors.read_bytes())
     content[len(content) // 2] ^= 1
     tensors.write_bytes(content)
-    code, _ = run(recipe, run_dir, 1, "--checkpoint.verify", "hashes")
-    assert code == 1 and 'and stage "anneal" (3 of 3) is from 6 to 10' in run_dir.with_suffix(".out").read_text()
+    code, errors = run(recipe, run_dir, 1, "--checkpoint.verify", "hashes")
+    assert code == 1 and 'ends at iteration 4, and stage "anneal" (3 of 3) is from 6 to 10' in errors
     assert run(recipe, run_dir, 1)[0] == 0
     assert trained(run_dir) == trained(undisturbed)
 
