@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.source import build_source
+from data.order_begin import source_keys
 from programs import Program
 from runs import DEBUG, ROOT
 from training.config.recipe import load
@@ -31,11 +31,12 @@ until_iterations = 6
 model.seq_length = 96
 model.rotary_base = 500000
 train.global_batch_size = 4
+data.blend = {{ "{text}/a.txt" = 1.0, "{text}/b.txt" = 1.0 }}
 
 [[stage]]
 name = "anneal"
 until_iterations = 10
-data.blend = {{ "{text}/a.txt" = 1.0, "{text}/b.txt" = 2.0 }}
+data.blend = {{ "{text}/b.txt" = 3.0, "{text}/a.txt" = 1.0 }}
 optimizer.lr_decay_style = "linear"
 optimizer.min_lr = 0.0
 """
@@ -114,14 +115,12 @@ def test_stages_follow_one_another(recipe: Path, undisturbed: Path) -> None:
     assert len(load(undisturbed / "config.toml").stage) == 3
     of_stage = load(undisturbed / "checkpoints/iter_0000006/config.toml")
     assert (of_stage.model.seq_length, of_stage.model.rotary_base, of_stage.stage) == (96, 500_000, ())
-    # samples of the last stage, from its own sources alone and from their beginning
-    last = stages(load(undisturbed / "config.toml"))[2]
-    read = entries(undisturbed, 10)["order"]
+    # 12 samples of a and b in equal shares, then 16 of which 12 are b's, which go on behind its first 6
+    last, read = stages(load(undisturbed / "config.toml"))[2].config, entries(undisturbed, 10)["order"]
+    b, a = source_keys(prepare(last, None), last.data, 96)
     assert (read["iteration"], read["samples"]) == (6, 36)
-    source = build_source(prepare(last.config, None), last.config.data, 96, last.config.train.seed, "train")
-    counts = source.sources(16).values()
-    ours = [count for key, (_, count) in read["now"].items() if key not in read["before"]]
-    assert sorted(ours) == sorted(one.samples for one in counts) and sum(ours) == 16
+    assert [[read[when][key][1] for key in (a, b)] for when in ("before", "now")] == [[6, 6], [10, 18]]
+    assert sum(count for _, count in read["now"].values()) == 24 + 12 + 16
 
 
 def test_killed_and_stopped_in_other_layouts_it_is_the_same(recipe: Path, undisturbed: Path, tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_ranks_of_torchrun_meet_again_for_each_stage(recipe: Path, undisturbed: 
 def test_a_mistake_in_a_later_stage_shows_before_the_first(recipe: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     for old, new, words in (
-        ("b.txt", "c.txt", 'stage "anneal": data.blend: no file or .bin/.idx prefix'),
+        ("b.txt", "c.txt", 'stage "long": data.blend: no file or .bin/.idx prefix'),
         ("global_batch_size = 4", "global_batch_size = 5", 'stage "long": train.global_batch_size 5 is not a multiple'),
     ):
         broken.write_text(recipe.read_text().replace(old, new))
