@@ -39,17 +39,13 @@ class Health:
         return {ENTRY: self.policy.state()}
 
 
-def build_health(
-    parts: RankParts, run_dir: Path, entries: Mapping[str, Any], note: Note = unnoted, begins: bool = False
-) -> Health:
-    """entries: those of the checkpoint that the run continues, if any. note: keeps what is found. begins: a stage does,
-    whose losses and norms are not those before it."""
+def build_health(parts: RankParts, run_dir: Path, entries: Mapping[str, Any], note: Note = unnoted) -> Health:
+    """entries: those of the checkpoint that the run continues, if any. note: keeps what is found."""
     fault, chunks, optimizer, ranks = parts.config.fault, parts.chunks, parts.optimizer, parts.ranks
     replicas = Replicas(chunks, optimizer, ranks) if fault.replica_check_interval else None
     nonfinite = NonFinite(fault.nonfinite, chunks, optimizer, ranks, run_dir, note)
     policy = HealthPolicy(fault, nonfinite, replicas, SkippedBatches(run_dir, ranks), ranks, note)
-    if not begins:
-        policy.restore(entries.get(ENTRY))
+    policy.restore(entries.get(ENTRY))
     callbacks: list[Callback] = [policy]
     if every := fault.watch_interval:
         callbacks += [Stragglers(Stopwatch(chunks, ranks), every, ranks, note), MemoryGrowth(every, ranks, note)]

@@ -53,7 +53,8 @@ def build_companions(
     config, ranks, chunks, heartbeat = run.config, run.ranks, parts.chunks, run.heartbeat
     stage = run.config.begin
     begins = stage is not None and stage.iteration == begun.progress.iteration > 0
-    health = build_health(parts, run.run_dir, begun.entries, run.note, begins=begins)
+    # a stage's losses and norms are not those before it
+    health = build_health(parts, run.run_dir, {} if begins else begun.entries, run.note)
     updates = build_updates(run, parts, begun)
     saves = build_saves(run, parts, health, stream, begun, updates)
     stats = build_stats(run, parts)
