@@ -31,7 +31,8 @@ clipping, every weight's update, routers' biases, the learning rate and weight d
 them. Bounds, relative: {loss:.0e} of a loss, {norm:.0e} of a norm, {gradient:.0e} of each gradient by its own norm (and
 {small:.0e} of the whole gradient's norm, for one that is rounding alone), {update:.0e} of an update's norm
 ({orthogonal:.0e} of Muon's) plus {rounding:.0e} of the weight's ({clipped:.0e} where QK-clip scaled it),
-{schedule:.0e} of a schedule. The test suite has six such cases, its campaign nine.
+{schedule:.0e} of a schedule. A matrix whose gradient is rounding alone is left out of Muon's updates, which have the
+same size whatever the gradient's is. The test suite has six such cases, its campaign nine.
 
 Two constants differ from transformers' defaults: xIELU's `eps` is 0 (its derivative has a jump otherwise), and
 Nemotron-H's mixers have no least step, as in Megatron and as exports say. Llama 4 is drawn with both or neither of
