@@ -14,6 +14,7 @@ from pathlib import Path
 
 from parallel.launch import STAGE
 from program.errors import SharedMistake
+from program.untrusted import InputError, read_text
 from training.cli.elastic import elastic_layout
 from training.config.stage_config import STAGE_OVER
 from training.config.stage_lengths import Stage
@@ -30,8 +31,8 @@ def ended(start: RunStart) -> int | None:
     if start.ended.iteration is not None or start.identity is not None or start.nproc == 1:
         return start.ended.iteration
     try:
-        return int((start.run_dir / STAGE_OVER).read_text())  # of this machine's own ranks
-    except (OSError, ValueError):
+        return int(read_text(start.run_dir / STAGE_OVER))  # of this machine's own ranks
+    except (OSError, ValueError, InputError):
         return None
 
 
