@@ -14,6 +14,7 @@ import pytest
 from data.order_begin import source_keys
 from programs import Program
 from runs import DEBUG, ROOT
+from training.checkpoint.folders import complete
 from training.config.recipe import load
 from training.config.stages import stages
 from training.metrics.jsonl import read_jsonl
@@ -42,7 +43,7 @@ optimizer.min_lr = 0.0
 """
 FP32 = ("--precision.dtype", "fp32")
 PLAIN = (
-    "--log.tensorboard", "False", "--log.report", "False", "--checkpoint.async_save", "False", "--checkpoint.keep", "9",
+    "--log.tensorboard", "False", "--log.report", "False", "--checkpoint.async_save", "False", "--checkpoint.keep", "2",
     "--checkpoint.save_interval", "2", "--optimizer.min_lr", "1e-4", "--train.micro_batch_size", "2",
     *FP32,
 )  # fmt: skip
@@ -111,7 +112,9 @@ def test_stages_follow_one_another(recipe: Path, undisturbed: Path) -> None:
     # one watchdog in each stage: that of the stage before would take this process for one that stands still
     assert (recipe.parent / "watchdogs").read_text().split() == ["1"] * 10
     assert (undisturbed / "done").read_text() == "10\n"
-    # the run's recipe is the whole one; a checkpoint's that of its stage, and stages' ends stay
+    found = [path.name for path in complete(undisturbed / "checkpoints")]
+    assert found == [f"iter_{number:07}" for number in (3, 6, 8, 10)]  # two, and stages' ends
+    # the run's recipe is the whole one; a checkpoint's that of its stage
     assert len(load(undisturbed / "config.toml").stage) == 3
     of_stage = load(undisturbed / "checkpoints/iter_0000006/config.toml")
     assert (of_stage.model.seq_length, of_stage.model.rotary_base, of_stage.stage) == (96, 500_000, ())
@@ -197,7 +200,7 @@ def test_a_run_falls_back_into_an_earlier_stage(recipe: Path, undisturbed: Path,
     content[len(content) // 2] ^= 1
     tensors.write_bytes(content)
     code, errors = run(recipe, run_dir, 1, "--checkpoint.verify", "hashes")
-    assert code == 1 and 'ends at iteration 4, and stage "anneal" (3 of 3) is from 6 to 10' in errors
+    assert code == 1 and 'ends at iteration 3, and stage "anneal" (3 of 3) is from 6 to 10' in errors
     assert run(recipe, run_dir, 1)[0] == 0
     assert trained(run_dir) == trained(undisturbed)
 
