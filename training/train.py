@@ -87,15 +87,8 @@ def train(
             schedule=begun.schedule, policy=companions.policy, before_update=companions.before_update,
         )  # fmt: skip
         save = heartbeat.within("save", companions.saves)
-        last = config.begin is None or config.begin.is_last
         progress, reason = loop.run(
-            config.train,
-            config.checkpoint,
-            begun.progress,
-            step,
-            save,
-            companions.callbacks,
-            "done" if last else "stage",
+            config.train, config.checkpoint, begun.progress, step, save, companions.callbacks, end_of(config)
         )
         stream.close()
         run_files.mark(run_dir, progress, reason, ranks)

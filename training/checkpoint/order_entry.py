@@ -36,8 +36,7 @@ def noted(prepared: Prepared, config: RunConfig, begin: OrderBegin, progress: Pr
     now = read_until(
         prepared, config.data, config.model.seq_length, config.train.seed, begin, progress.consumed_samples
     )
-    both = ({key: list(one) for key, one in read.items()} for read in (begin.read, now))
-    before, so_far = both
+    before, so_far = ({key: list(one) for key, one in read.items()} for read in (begin.read, now))
     return {ENTRY: {"iteration": _began(config), "samples": begin.samples, "before": before, "now": so_far}}
 
 

@@ -79,27 +79,41 @@ class RunPosition:
 class Begin:
     """Where in a run a configuration takes over. Made by training/config/stages.py, never given."""
 
-    stage: str
-    """Its name."""
-    number: int
-    """Of the stage, from 0."""
-    count: int
-    """Of all stages."""
-    iteration: int
-    samples: int
-    """Consumed in the stages before."""
-    tokens: int
-    """Likewise."""
-    data_iteration: int
-    """Iterations before the order of its data: where the last stage that changed data began."""
-    curve_iteration: int
-    """Iterations before its curve of the learning rate."""
-    curve_samples: int
-    """Samples before it."""
     begun: tuple[BegunStage, ...]
     """All stages until this one, itself included."""
+    count: int
+    """Of all stages."""
     end: int
     """Iterations of the run after its last one."""
+    data_iteration: int
+    """Iterations before the order of its data: where the last stage that changed data began."""
+    curve_iteration: int = 0
+    """Iterations before its curve of the learning rate."""
+    curve_samples: int = 0
+    """Samples before it."""
+
+    @property
+    def stage(self) -> str:
+        """Its name."""
+        return self.begun[-1].name
+
+    @property
+    def number(self) -> int:
+        """Of the stage, from 0."""
+        return len(self.begun) - 1
+
+    @property
+    def iteration(self) -> int:
+        """Iterations before it; likewise the others."""
+        return self.begun[-1].iteration
+
+    @property
+    def samples(self) -> int:
+        return self.begun[-1].samples
+
+    @property
+    def tokens(self) -> int:
+        return self.begun[-1].tokens
 
     @property
     def ends(self) -> tuple[int, ...]:

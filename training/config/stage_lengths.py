@@ -43,7 +43,7 @@ def lengths(given: Sequence[StageConfig], configs: Sequence[RunConfig], at: RunP
     begun = _begun(given, at)
     here = at or RunPosition(iteration=0, samples=0, tokens=0)
     found: list[Stage] = []
-    data_iteration = curve_iteration = 0
+    data_iteration = 0
     for number, (stage, config) in enumerate(zip(given, configs, strict=True)):
         if number < len(begun) - 1:  # over
             first, end = begun[number], begun[number + 1]
@@ -58,11 +58,8 @@ def lengths(given: Sequence[StageConfig], configs: Sequence[RunConfig], at: RunP
                     f"{first.samples:,} samples and {first.tokens:,} tokens: until_… counts from the run's beginning."
                 )
         data_iteration = first.iteration if number and _reads_otherwise(configs[number - 1], config) else data_iteration
-        begin = Begin(
-            stage=stage.name, number=number, count=len(given), iteration=first.iteration, samples=first.samples,
-            tokens=first.tokens, data_iteration=data_iteration, curve_iteration=curve_iteration, curve_samples=0,
-            begun=(*(one.begin.begun[-1] for one in found), first), end=end.iteration,
-        )  # fmt: skip
+        until_now = (*(one.begin.begun[-1] for one in found), first)
+        begin = Begin(begun=until_now, count=len(given), end=end.iteration, data_iteration=data_iteration)
         found.append(
             Stage(
                 config=config, begin=begin, iterations=end.iteration - first.iteration,

@@ -22,7 +22,8 @@ from training.config.train_config import TrainConfig
 MODEL = frozenset({
     "seq_length", "rotary_base", "rotary_base_local", "rope_scaling", "rope_scaling_factor", "rope_low_freq_factor",
     "rope_high_freq_factor", "rope_original_max_position_embeddings", "rope_attention_factor", "rope_short_factor",
-    "rope_long_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "hidden_dropout", "attention_dropout",
+    "rope_long_factor", "yarn_beta_fast", "yarn_beta_slow", "mscale", "mscale_all_dim", "hidden_dropout",
+    "attention_dropout",
 })  # fmt: skip
 """Of the model: what no weight's shape or meaning depends on."""
 NEVER = {

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from program.errors import SharedMistake
-from training.config.recipe import dump, dump_changed, load
+from training.config.recipe import dump, dump_changed, load, names
 from training.config.run_config import RunConfig
 from training.config.stage_config import BegunStage, RunPosition
-from training.config.stage_lengths import Stage
-from training.config.stages import stage_at, stages
+from training.config.stage_curves import CURVE
+from training.config.stage_lengths import TEXTS, Stage
+from training.config.stages import MODEL, NEVER, stage_at, stages
 
 HEAD = """
 [model]
@@ -150,8 +151,14 @@ def test_what_counts_the_whole_run_is_refused_beside_stages(tmp_path: Path) -> N
     with pytest.raises(SharedMistake, match=r"unknown key stage\[0\].untill"):
         recipe(tmp_path, stage("a", "untill = 4"))
     with pytest.raises(SharedMistake, match="unknown key begin"):
-        recipe(tmp_path, "[begin]\nstage = 'a'\nnumber = 0\ncount = 1\niteration = 0\nsamples = 0\ntokens = 0\n"
-               "data_iteration = 0\ncurve_iteration = 0\ncurve_samples = 0\nends = []\n")  # fmt: skip
+        recipe(tmp_path, "[begin]\nbegun = []\ncount = 1\nend = 1\ndata_iteration = 0\n")
+
+
+def test_a_stage_names_fields_that_there_are() -> None:
+    known = set(names())
+    named = {"model": MODEL, "optimizer": CURVE, "data": TEXTS}
+    asked = [f"{section}.{name}" for section, fields in [*NEVER.items(), *named.items()] for name in fields]
+    assert not set(asked) - known
 
 
 def test_the_mean_of_the_last_weights_is_of_the_whole_run(tmp_path: Path) -> None:
