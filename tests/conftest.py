@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: ranks are forked from this process
@@ -10,6 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: ranks are forke
 import hypothesis
 import pytest
 
+import buckets
 import huge_pages
 from data.config import DataConfig
 from data.prepare import prepare
@@ -63,6 +65,13 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared(cache_dir: Path) -> Prepared:
     """The built-in corpus in bytes: vocabulary 257."""
     return prepare(DataConfig(tokenizer="byte", cache_dir=str(cache_dir)), lambda _: None)
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[buckets.Server]:
+    """A real S3 server, SeaweedFS, with the bucket ``buckets.BUCKET``: some seconds, once in a process that asks."""
+    with buckets.seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,233 @@
+"""What is done with objects: facts, listings, reads, writes, deletions. What may pass by itself is tried again."""
+
+import contextlib
+import io
+import itertools
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from program.buckets import names
+from program.buckets.faults import ShortRead, fault
+from program.errors import UserError
+
+PATIENCE = "TRIPLANE_BUCKET_PATIENCE_S"
+"""In the environment: seconds for which an object is tried again, before an error is one."""
+PATIENCE_S = 120.0
+FIRST_WAIT_S, MOST_WAIT_S = 0.5, 20.0
+ATTEMPTS = 4
+"""Of one request, by botocore, so that a part of an upload that fails does not take the others with it."""
+CONNECT_S, READ_S = 10, 60
+"""How long a server may take to answer, and to send the next bytes."""
+PART_BYTES, PARTS_AT_ONCE = 16 << 20, 4
+"""Of a multipart upload; S3 takes 10,000 parts of 5 MiB to 5 GiB (AWS, Amazon S3 multipart upload limits)."""
+MOST_PARTS = 9_000
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """An object as a server describes it."""
+
+    url: str
+    size: int
+    """Bytes."""
+    etag: str
+    """Another one for other content; what is made of it is the server's business. Hub files: of their blob."""
+    changed_ns: int
+    """Time of its last change."""
+
+
+def tried[T](url: str, what: str, act: Callable[[], T]) -> T:
+    """What ``act`` gives; tried again while its error may pass, after random waits that grow ("full jitter": Brooker,
+    Exponential Backoff And Jitter, AWS Architecture Blog, 2015), for PATIENCE_S in all.
+
+    Raises OSError as `faults.fault` has it.
+    """
+    deadline = time.monotonic() + float(os.environ.get(PATIENCE) or PATIENCE_S)
+    for attempt in itertools.count():
+        try:
+            return act()
+        except Exception as error:
+            found = fault(error, url, what)
+            wait_s = random.uniform(0, min(MOST_WAIT_S, FIRST_WAIT_S * 2**attempt))
+            if not found.passing or time.monotonic() + wait_s > deadline:
+                raise found.error from None
+            time.sleep(wait_s)
+    raise AssertionError
+
+
+def filesystem(url: str) -> Any:
+    """fsspec's file system of a URL, made once in a process and kind. Raises UserError where its package is missing."""
+    try:
+        import fsspec
+
+        if names.scheme(url) == "s3":
+            # s3fs tries again without jitter and by a list of its own: botocore and `tried` do, with it
+            found = fsspec.filesystem("s3", use_listings_cache=False, config_kwargs=_s3_settings())
+            found.retries = 1
+            return found
+        return fsspec.filesystem(names.scheme(url), use_listings_cache=False)
+    except ImportError:
+        raise UserError(f"{url} needs `pip install {names.EXTRAS[names.scheme(url)]}`.") from None
+
+
+def _s3_settings() -> dict[str, Any]:
+    retries = {"mode": "standard", "total_max_attempts": ATTEMPTS}
+    return {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": retries, "max_pool_connections": 64}
+
+
+def facts(url: str) -> ObjectFacts:
+    """Of one object. Raises FileNotFoundError, or another OSError."""
+    return tried(url, "look up", lambda: _facts(url, _file_info(url)))
+
+
+def _file_info(url: str) -> dict[str, Any]:
+    info: dict[str, Any] = filesystem(url).info(names.bare(url))
+    if info.get("type") != "file":
+        raise FileNotFoundError(url)
+    return info
+
+
+def _facts(url: str, info: dict[str, Any]) -> ObjectFacts:
+    etag = info.get("ETag") or info.get("etag") or info.get("generation") or info.get("blob_id") or ""
+    changed = info.get("LastModified") or info.get("updated") or info.get("mtime")
+    if isinstance(changed, str):
+        changed = datetime.fromisoformat(changed)
+    changed_ns = int(changed.timestamp() * 1e9) if isinstance(changed, datetime) else 0
+    return ObjectFacts(url, int(info["size"]), str(etag).strip('"'), changed_ns)
+
+
+def listed(prefix: str) -> list[ObjectFacts]:
+    """All objects whose URL begins with ``prefix``, by name; none where there are none. Raises OSError."""
+    return tried(prefix, "list", lambda: list(_listed(prefix)))
+
+
+def _listed(prefix: str) -> Iterator[ObjectFacts]:
+    folder, _, begin = names.bare(prefix).rpartition("/")
+    store, scheme = filesystem(prefix), names.scheme(prefix)
+    options = {"prefix": begin} if begin and scheme != "hf" else {}
+    try:
+        found = store.find(folder, detail=True, **options)
+    except FileNotFoundError as error:
+        if error.__cause__ is not None and "NoSuchBucket" in type(error.__cause__).__name__:
+            raise
+        return
+    for name, info in sorted(found.items()):
+        if info["type"] == "file" and f"{scheme}://{name}".startswith(prefix):
+            yield _facts(f"{scheme}://{name}", info)
+
+
+def read(url: str, most_bytes: int) -> bytes:
+    """All of a small object. Raises OSError, and UserError for one of more than ``most_bytes``."""
+    found = facts(url)
+    if found.size > most_bytes:
+        raise UserError(f"{url}: expected at most {most_bytes:,} bytes, found {found.size:,}.")
+    with opened(found) as file:
+        return file.readall()
+
+
+class ObjectFile(io.RawIOBase):
+    """An object's bytes from any position: a read is one request, of that content and no other's."""
+
+    def __init__(self, of: ObjectFacts) -> None:
+        self.facts = of
+        self._position = 0
+        self._handle: Any = None
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As of a file."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.facts.size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def tell(self) -> int:
+        """As of a file."""
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer, or less at the end. Raises OSError; ESTALE where the object was replaced."""
+        view = memoryview(buffer).cast("B")
+        stop = min(self._position + len(view), self.facts.size)
+        if stop <= self._position:
+            return 0
+        data = self.read_range(self._position, stop)
+        view[: len(data)] = data
+        self._position = stop
+        return len(data)
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Bytes ``start`` to ``stop``, all of them."""
+        return tried(self.facts.url, f"read bytes {start} to {stop}", lambda: self._range(start, stop))
+
+    def _range(self, start: int, stop: int) -> bytes:
+        try:
+            if self._handle is None:
+                self._handle = self._opened()
+            self._handle.seek(start)
+            data: bytes = self._handle.read(stop - start)
+        except BaseException:
+            self._handle = None
+            raise
+        if len(data) != stop - start:
+            raise ShortRead(f"{len(data)} of {stop - start} bytes")
+        return data
+
+    def _opened(self) -> Any:
+        """Opened anew after an error: what it holds of the object must be what was found at first."""
+        handle = filesystem(self.facts.url).open(names.bare(self.facts.url), "rb", cache_type="none")
+        now = _facts(self.facts.url, handle.details)
+        if (now.size, now.etag) != (self.facts.size, self.facts.etag):
+            raise FileExpired(f"the object is another since: {now.size} bytes, {now.etag}")
+        return handle
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._handle is not None:
+            with contextlib.suppress(Exception):
+                self._handle.close()
+        super().close()
+
+
+class FileExpired(Exception):
+    """Another object has the name. The class that s3fs raises has this name, too."""
+
+
+def opened(of: ObjectFacts) -> ObjectFile:
+    """For reading."""
+    return ObjectFile(of)
+
+
+def write(url: str, data: bytes) -> None:
+    """Put a small object there, whatever there was. Raises OSError."""
+    tried(url, "write", lambda: filesystem(url).pipe_file(names.bare(url), data))
+
+
+def create(url: str, data: bytes) -> bool:
+    """Put a small object there if there is none (If-None-Match: *): whether it was put. Raises OSError.
+
+    What was put though its answer was lost is found by what it holds.
+    """
+    try:
+        tried(url, "create", lambda: filesystem(url).pipe_file(names.bare(url), data, mode="create"))
+    except FileExistsError:
+        return read(url, max(len(data), facts(url).size)) == data
+    return True
+
+
+def remove(urls: Sequence[str]) -> None:
+    """Delete objects, in this order; those that are gone already are no error. Raises OSError."""
+    for url in urls:
+        with contextlib.suppress(FileNotFoundError):
+            tried(url, "delete", lambda one=url: filesystem(one).rm_file(names.bare(one)))  # type: ignore[misc]
