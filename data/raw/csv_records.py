@@ -2,12 +2,10 @@
 
 import codecs
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from data.raw.files import check_is_same
+from data.raw.files import open_same
 from data.raw.inputs import InputSource
-from program.untrusted import open_regular
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 SCAN_BYTES = 4 << 20
@@ -118,8 +116,7 @@ def cuts(source: InputSource, every: int) -> list[int]:
     """
     found: list[int] = []
     scanner, offset, wanted = RecordScanner(source.kind, 0), 0, every
-    with open_regular(Path(source.path)) as file:
-        check_is_same(file, source)
+    with open_same(source) as file:
         while wanted < source.size and (block := file.read(SCAN_BYTES)):
             for end in scanner.ends(block):
                 if offset + end >= wanted and offset + end < source.size:

@@ -3,13 +3,12 @@
 import codecs
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from data.raw.compressed import Unpacked
 from data.raw.csv_documents import read_csv
 from data.raw.fields import arrow_leaf, arrow_names, arrow_path, names_in, value_at
-from data.raw.files import check_is_same, decoded, opened
+from data.raw.files import decoded, for_arrow, open_same, opened
 from data.raw.reading import (
     BATCH_ROWS,
     BEGIN,
@@ -25,7 +24,6 @@ from data.raw.reading import (
 )
 from data.raw.units import SourcePart, Unit
 from program.errors import UserError
-from program.untrusted import open_regular
 
 try:
     from orjson import loads as fast_loads  # several times as fast; what it refuses is asked of json again
@@ -175,10 +173,8 @@ def _parquet(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
     import pyarrow.parquet
 
     path, key = part.source.path, reading.jsonl_key
-    with open_regular(Path(path)) as raw:
-        check_is_same(raw, part.source)
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with open_same(part.source) as raw, pyarrow.parquet.ParquetFile(for_arrow(raw, part.source)) as file:
             _check_column(file.schema_arrow, path, reading)
             batches = file.iter_batches(
                 BATCH_ROWS, row_groups=range(part.start, part.stop), columns=[key], use_threads=False

@@ -2,15 +2,13 @@
 
 import codecs
 import io
-import os
-from pathlib import Path
 from typing import BinaryIO
 
 from data.raw.compressed import Unpacked
-from data.raw.identity import ends_digest
+from data.raw.input_file import another, facts_of, open_input
 from data.raw.inputs import InputSource
+from program.buckets import names
 from program.errors import UserError
-from program.untrusted import open_regular
 
 
 def opened(source: InputSource, max_expansion: float, flags: str) -> io.BufferedReader:
@@ -18,31 +16,36 @@ def opened(source: InputSource, max_expansion: float, flags: str) -> io.Buffered
 
     Raises UserError where it is not the file that was found.
     """
-    file = open_regular(Path(source.path))
-    try:
-        check_is_same(file, source)
-    except UserError:
-        file.close()
-        raise
+    file = open_same(source)
     if not source.compression:
-        return io.BufferedReader(file, 1 << 20)
+        return file if isinstance(file, io.BufferedReader) else io.BufferedReader(file, 1 << 20)
     flag = f"{flags}max_expansion"
     unpacked = Unpacked(file, source.compression, source.path, source.size, max_expansion, flag)
     return io.BufferedReader(unpacked, 1 << 20)
 
 
-def check_is_same(file: BinaryIO, source: InputSource) -> None:
-    """By size, time of change, beginning and end: of another file, offsets lead anywhere."""
-    status = os.fstat(file.fileno())
-    found = status.st_size, status.st_mtime_ns, ends_digest(file.fileno(), status.st_size)
-    expected = source.size, source.changed_ns, source.ends
-    if found != expected:
-        names = ("size", "time of change", "beginning or end")
-        wrong = next(name for name, one, other in zip(names, found, expected, strict=True) if one != other)
+def open_same(source: InputSource) -> io.FileIO | io.BufferedReader:
+    """The file that was found, by size, time of change, beginning and end: of another one, offsets lead anywhere.
+
+    Raises UserError where it is not; for an object, when it is read first.
+    """
+    file = open_input(source.path, source.facts)
+    found = facts_of(file)
+    if found != source.facts:
+        file.close()
+        whats = ("size", "time of change", "beginning or end")
         raise UserError(
-            f"{source.path} is no longer the file that was there at the start: its {wrong} is another. Put the former "
-            "file back, or start again with this one as another input."
+            another(
+                source.path,
+                next(what for what, one, other in zip(whats, found, source.facts, strict=True) if one != other),
+            )
         )
+    return file
+
+
+def for_arrow(file: BinaryIO, source: InputSource) -> BinaryIO | str:
+    """What pyarrow reads best of an open file: one on a disk by its name, without Python."""
+    return file if names.is_url(source.path) else source.path
 
 
 def decoded(raw: bytes, before: int, path: str) -> str:

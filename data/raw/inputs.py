@@ -4,16 +4,17 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from data.config import path_of
-from data.raw import compressed, hub
+from data.raw import bucket_inputs, compressed, hub
 from data.raw.format import ENDINGS, format_in
-from data.raw.identity import ends_digest
+from data.raw.input_file import FileFacts, facts_of, open_input
 from data.raw.shard_files import is_made, is_shard_file, is_work_folder
+from program.buckets.names import in_text, is_url
 from program.errors import UserError
 from program.untrusted import open_regular
 
@@ -44,6 +45,11 @@ class InputSource:
     """Digest of a file's beginning and end."""
     revision: str = ""
     """Of a dataset; what is read stays that one."""
+
+    @property
+    def facts(self) -> FileFacts:
+        """What tells a file from another."""
+        return FileFacts(self.size, self.changed_ns, self.ends)
 
 
 def find(
@@ -116,7 +122,7 @@ class Places:
     def real_path(self, source: InputSource) -> str:
         """A source without symbolic links; of a dataset of the Hub, its name."""
         is_hubs = source.kind == "dataset" and not Path(source.path).exists()
-        return source.path if is_hubs else self.at(source.path)
+        return source.path if is_hubs or is_url(source.path) else self.at(source.path)
 
     def at(self, path: str) -> str:
         """Of one path."""
@@ -137,7 +143,7 @@ def _once(found: Iterable[InputSource], places: Places) -> list[InputSource]:
 
 
 def _check(inputs: tuple[str, ...], found: list[InputSource], places: Places) -> None:
-    _check_each_is_another((os.path.realpath(path_of(name)), name) for name in inputs)
+    _check_each_is_another((name if is_url(name) else os.path.realpath(path_of(name)), name) for name in inputs)
     _check_each_is_another((places.real_path(source), source.path) for source in found)
     if not any(source.size for source in found):
         raise UserError(f"empty: {len(found)} file(s) with 0 bytes in {', '.join(inputs)}.")
@@ -145,12 +151,12 @@ def _check(inputs: tuple[str, ...], found: list[InputSource], places: Places) ->
 
 def _check_each_is_another(named: Iterable[tuple[str, str]]) -> None:
     """named: places, and the names that lead there."""
-    names: dict[str, str] = {}
+    found: dict[str, str] = {}
     for place, name in named:
-        if place in names:
-            other = f", as {names[place]} too" if names[place] != name else ""
+        if place in found:
+            other = f", as {found[place]} too" if found[place] != name else ""
             raise UserError(f"{name} is named more than once{other}; each of its documents would be, too.")
-        names[place] = name
+        found[place] = name
 
 
 def _find(name: str, left_out: Counter[str], taken: tuple[str, ...], flags: str) -> Iterator[InputSource]:
@@ -158,9 +164,11 @@ def _find(name: str, left_out: Counter[str], taken: tuple[str, ...], flags: str)
     in a folder. flags: what stands before names that a user sets, for messages.
     """
     path = path_of(name)
-    if not name:
+    if is_url(name):
+        yield from _objects(name, left_out, taken, flags)
+    elif not name:
         raise UserError("an empty name, as of a variable that is not set; expected a file, folder, glob or dataset.")
-    if path.is_file():
+    elif path.is_file():
         yield file_source(path)
     elif path.is_dir():
         yield from _saved(name, path) or _folder(path, left_out, taken, flags)
@@ -221,14 +229,22 @@ def file_source(path: Path) -> InputSource:
         raise UserError(f"no permission to read {path}.")
     if path.name in SAVED_MARKS and (hub.is_saved_dataset(path.parent) or _is_saved_dict(path.parent)):
         raise UserError(f"{path} is of a saved dataset, not documents; expected its folder: give {path.parent}.")
-    with open_regular(path) as file:
-        found, status = format_in(file, path), os.fstat(file.fileno())
+    return source_of(str(path))
+
+
+def source_of(path: str, expected: FileFacts | None = None) -> InputSource:
+    """A file or an object, by its content. expected: see `open_input`. Raises UserError as ``file_source``."""
+    with open_input(path, expected) as file:
+        facts = facts_of(file)
+        try:
+            found = format_in(file, Path(path))
+        except UserError as error:
+            raise UserError(in_text(str(Path(path)), path, str(error))) from None
         if found.kind == "json" or found.kind == "binary":
             raise UserError(f"{path}: found {found.what}")
         if found.kind == "parquet" and found.compression:
             raise UserError(f"{path}: parquet is compressed inside; unpack the file first.")
-        ends = ends_digest(file.fileno(), status.st_size)
-    return InputSource(str(path), found.kind, found.compression, status.st_size, status.st_mtime_ns, ends)
+    return InputSource(path, found.kind, found.compression, *facts)
 
 
 def _folder(folder: Path, left_out: Counter[str], taken: tuple[str, ...], flags: str) -> Iterator[InputSource]:
@@ -242,17 +258,36 @@ def _folder(folder: Path, left_out: Counter[str], taken: tuple[str, ...], flags:
     for path in others:
         _check_leads_somewhere(path)
     if not known:
-        endings = Counter(path.suffix for path in files).most_common(3)
-        held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
-        raise UserError(
-            f"folder {folder} holds no {', '.join(taken)} files (also with {', '.join(compressed.ENDINGS)}); "
-            f"files there: {held}"
-            f"{_columns_way((_ending(path) for path in others), flags)}. Other endings are read as text where a glob "
-            f"names them: '{folder}/**/*.py'."
-        )
+        raise _nothing_known(str(folder), files, others, taken, flags)
     left_out.update(_ending(path) for path in others if path.suffix or not path.name.isupper())
     for one in known:
         yield one if isinstance(one, InputSource) else file_source(one)
+
+
+def _nothing_known(
+    folder: str, files: Sequence[Path], others: Sequence[Path], taken: tuple[str, ...], flags: str
+) -> UserError:
+    endings = Counter(path.suffix for path in files).most_common(3)
+    held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
+    return UserError(
+        f"folder {folder} holds no {', '.join(taken)} files (also with {', '.join(compressed.ENDINGS)}); "
+        f"files there: {held}"
+        f"{_columns_way((_ending(path) for path in others), flags)}. Other endings are read as text where a glob "
+        f"names them: '{folder}/**/*.py'."
+    )
+
+
+def _objects(name: str, left_out: Counter[str], taken: tuple[str, ...], flags: str) -> Iterator[InputSource]:
+    """As of a folder, a glob or a file, in a bucket."""
+    found, is_folder = bucket_inputs.find(name)
+    files = [Path(one.url) for one in found]
+    others = [path for path in files if is_folder and _inner_suffix(path) not in taken]
+    if len(others) == len(files):
+        raise _nothing_known(name, files, others, taken, flags)
+    left_out.update(map(_ending, others))
+    for one, path in zip(found, files, strict=True):
+        if not is_folder or _inner_suffix(path) in taken:
+            yield source_of(one.url, FileFacts(one.size, one.changed_ns, one.etag))
 
 
 def _ending(path: Path) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from data.raw.csv_records import DELIMITERS, cuts
+from data.raw.files import for_arrow, open_same
 from data.raw.inputs import InputSource
 from program.errors import UserError
 
@@ -79,7 +80,8 @@ def _row_groups(source: InputSource) -> Iterator[SourcePart]:
     except ImportError:
         raise UserError(f"{source.path}: parquet needs `pip install pyarrow`.") from None
     try:
-        metadata = pyarrow.parquet.ParquetFile(source.path).metadata
+        with open_same(source) as file:
+            metadata = pyarrow.parquet.ParquetFile(for_arrow(file, source)).metadata
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{source.path} is not a parquet file: {error}") from None
     total = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)) or 1

@@ -121,6 +121,17 @@ def _listed(prefix: str) -> Iterator[ObjectFacts]:
             yield _facts(f"{scheme}://{name}", info)
 
 
+def globbed(pattern: str) -> list[ObjectFacts]:
+    """All objects that fit a glob, "**" for any number of folders, by name. Raises OSError."""
+    return tried(pattern, "list", lambda: _globbed(pattern))
+
+
+def _globbed(pattern: str) -> list[ObjectFacts]:
+    found = filesystem(pattern).glob(names.bare(pattern), detail=True)
+    scheme = names.scheme(pattern)
+    return [_facts(f"{scheme}://{name}", info) for name, info in sorted(found.items()) if info["type"] == "file"]
+
+
 def read(url: str, most_bytes: int) -> bytes:
     """All of a small object. Raises OSError, and UserError for one of more than ``most_bytes``."""
     found = facts(url)
