@@ -17,7 +17,8 @@ class DataConfig:
 
     paths: tuple[str, ...] = ()
     """Prefixes of .bin/.idx files, or raw files (JSON lines, parquet, csv, text; also as .gz, .zst, .bz2 or .xz), which
-    are tokenised once. Empty: the built-in corpus, which is the Python standard library's own sources."""
+    are tokenised once; either in buckets, too (s3://BUCKET/PREFIX). Empty: the built-in corpus, which is the Python
+    standard library's own sources."""
 
     blend: Mapping[str, float] = field(default_factory=dict)
     """Weights of several sources, in place of data.paths: a table of prefix, file or glob = weight. All that one
@@ -27,9 +28,9 @@ class DataConfig:
     """The same in a file: a TOML table, or Megatron's "weight path weight path …" (--data-args-path)."""
 
     stream: tuple[str, ...] = ()
-    """Raw files, folders, globs or Hugging Face datasets (hf://OWNER/NAME, or one commit of it by #REVISION behind
-    that), tokenised while training goes on, in place of data.paths. data.split goes by a hash of each document's text
-    then."""
+    """Raw files, folders, globs (of buckets, too) or Hugging Face datasets (hf://OWNER/NAME, or one commit of it by
+    #REVISION behind that), tokenised while training goes on, in place of data.paths. data.split goes by a hash of each
+    document's text then."""
 
     stream_count: int = 64
     """Logical streams that data.stream is dealt to: global sample i is the next one of stream i modulo this. Each is
@@ -75,6 +76,10 @@ class DataConfig:
     cache_dir: str | None = None
     """Where tokenised files are kept. None: the user's cache folder. Need not be shared between nodes."""
 
+    bucket_cache_gb: float = 100.0
+    """Of data.cache_dir, what the blocks of shards in buckets may take, in 10^9 bytes, on each machine. Where the
+    shards are larger, blocks are fetched again."""
+
     jsonl_key: str = "text"
     """The field of a .jsonl line, or column, that holds its document (Megatron's --json-keys); doc.text is the field
     text of doc."""
@@ -114,6 +119,8 @@ class DataConfig:
         for name in ("tokenizer", "jsonl_key", "csv_column"):
             if getattr(self, name) == "":
                 found.append(f"data.{name} is empty; leave it out to use its default.")
+        if self.bucket_cache_gb <= 0:
+            found.append(f"data.bucket_cache_gb must be above 0, found {self.bucket_cache_gb}.")
         found += blend_problems(self)
         found += stream_problems(self)
         if not all(self.paths):

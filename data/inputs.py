@@ -10,8 +10,9 @@ from pathlib import Path
 from data import shards
 from data.config import path_of
 from data.manifest import is_manifest, read_manifest
-from data.raw.inputs import file_source
+from data.raw.inputs import source_of
 from data.raw.shard_files import WORK_SUFFIX
+from program.buckets.names import is_url
 from program.errors import UserError, printable
 from program.untrusted import InputError, open_regular, read_json
 
@@ -32,7 +33,8 @@ class Inputs:
     """`data.paths`, sorted by kind; each kind in the order given."""
 
     prefixes: tuple[Path, ...]
-    raw_files: tuple[Path, ...]
+    raw_files: tuple[str, ...]
+    """Paths, and URLs of objects."""
 
 
 def resolve(paths: tuple[str, ...]) -> Inputs:
@@ -42,18 +44,23 @@ def resolve(paths: tuple[str, ...]) -> Inputs:
     with what lies nearby, and what is named twice.
     """
     prefixes: dict[Path, None] = {}
-    raw_files: dict[Path, None] = {}
+    raw_files: dict[str, None] = {}
     named = set[str]()
     for name in paths:
+        if is_url(name):
+            _check_is_read(name)
+            raw_files[name] = None
+            continue
         path = path_of(name).absolute()
         try:
             found = _resolved(name, path)
         except OSError as error:  # a list that came as one text is too long for a name
             raise UserError(f"data.paths: {name[:100]}: {error.strerror}; expected a file or a prefix.") from None
-        if path in raw_files or name in named:
+        if str(path) in raw_files or name in named:
             raise UserError(f"data.paths: {name} is named more than once; each of its documents would train twice.")
         named.add(name)
-        (prefixes if found else raw_files).update(dict.fromkeys(found or [path]))
+        prefixes.update(dict.fromkeys(found))
+        raw_files.update({} if found else {str(path): None})
     return Inputs(tuple(prefixes), tuple(raw_files))
 
 
@@ -67,14 +74,14 @@ def _resolved(name: str, path: Path) -> list[Path]:
         raise UserError(_missing(name, path))
     _check_readable([file for one in found for file in _halves(one)])
     if not found:
-        _check_is_read(path)
+        _check_is_read(str(path))
     return found
 
 
-def _check_is_read(path: Path) -> None:
+def _check_is_read(path: str) -> None:
     """Before the first of several files is tokenised, which takes hours."""
     try:
-        file_source(path)
+        source_of(path)
     except UserError as error:
         raise UserError(f"data.paths: {error}") from None
 

@@ -3,12 +3,13 @@
 A thread reads ahead, into pinned memory where the tokens go to a GPU.
 """
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +23,18 @@ class Reads(Protocol):
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, s+1] int32 of global sample indices [n] int64."""
+
+
+@runtime_checkable
+class FetchesAhead(Protocol):
+    """What can be told which samples will be read."""
+
+    def ask_for(self, sample_indices: np.ndarray) -> None:
+        """Have what samples [n] are made of fetched. Returns at once."""
+
+
+AHEAD = 64
+"""Requests that are told ahead of time: as many as a bucket needs to answer while the first ones are trained on."""
 
 
 class Ring:
@@ -64,7 +77,8 @@ class Prefetcher:
 
     Make it in the process that uses it: a thread does not survive a fork. `requests` is advanced `depth`
     requests ahead, in the caller's thread. With a `ring` of `depth` + 2 buffers, tokens lie in one of them, until
-    the second `next` after the one that returned them.
+    the second `next` after the one that returned them. A source that fetches ahead is told of requests AHEAD of their
+    turn; `requests` is advanced as far.
     """
 
     def __init__(self, source: Reads, requests: Iterator[np.ndarray], depth: int = 2, ring: Ring | None = None) -> None:
@@ -75,6 +89,7 @@ class Prefetcher:
         self._ring, self._slots, self._asked, self._given = ring, depth + 2, 0, 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._pending: deque[Future[Tensor]] = deque()
+        self._told: deque[np.ndarray] = deque()
         for _ in range(depth):
             self._ask()
 
@@ -98,10 +113,18 @@ class Prefetcher:
         self._thread.shutdown(cancel_futures=True)
 
     def _ask(self) -> None:
-        request = next(self._requests, None)
+        request = self._next_request()
         if request is not None:
             self._pending.append(self._thread.submit(self._read, request, self._asked % self._slots))
             self._asked += 1
+
+    def _next_request(self) -> np.ndarray | None:
+        if not isinstance(self._source, FetchesAhead):
+            return next(self._requests, None)
+        for request in itertools.islice(self._requests, AHEAD - len(self._told)):
+            self._told.append(request)
+            self._thread.submit(self._source.ask_for, request)  # what fails is said by the reading
+        return self._told.popleft() if self._told else None
 
     def _read(self, request: np.ndarray, slot: int) -> Tensor:
         tokens = self._source.fetch(request)

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data import blend, cache, corpus, inputs, shard_writer
+from data import blend, bucket_shards, cache, corpus, inputs, shard_writer
+from data.block_cache import BlockCache
 from data.config import DataConfig
 from data.prepared import Prepared, PreparedSource
 from data.raw import pieces
 from data.raw.csv_records import DELIMITERS
 from data.raw.identity import identity
-from data.raw.inputs import InputSource, Places, file_source
+from data.raw.inputs import InputSource, Places, source_of
 from data.raw.pieces import DocumentPiece
 from data.shards import Shard
 from data.sources import Named, inputs_of, named
 from data.streaming.opening import open_streams
 from data.tokenizers import base
 from data.tokenizers.base import Tokenizer
+from program.buckets.names import is_url
 from program.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,6 +42,15 @@ def prepare(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | N
     the same bit for bit. `console` gets one line a step taken; a progress bar goes to stderr where that is a
     terminal. Raises UserError for missing, damaged, unreadable or empty inputs.
     """
+    try:
+        return _prepared(config, console, tokenizer)
+    except UserError as error:
+        if f"/{bucket_shards.FOLDER}/" not in str(error):
+            raise
+        raise UserError(bucket_shards.as_urls(str(error), cache.root(config))) from None
+
+
+def _prepared(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | None) -> Prepared:
     if config.stream:
         return _streamed(config, base.load(config, cache.root(config), console), console)
     sources = named(config)
@@ -49,7 +60,8 @@ def prepare(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | N
     folder = cache.root(config)
     tokenizer = tokenizer or base.load(config, folder, console)
     units = blend.rounded([source.weight for source in sources])
-    opened = [[Shard(prefix) for prefix in found.prefixes] for found in given]
+    blocks = BlockCache(folder / bucket_shards.FOLDER, int(config.bucket_cache_gb * 1e9))
+    opened = [[Shard(prefix, blocks=blocks) for prefix in found.prefixes] for found in given]
     _check_manifests([shard for some in opened for shard in some], tokenizer, config, console)
     prepared = [
         _source(config, source, found, shown, weight, tokenizer, folder, console)
@@ -74,10 +86,10 @@ def prepare(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | N
 def _tell_overlaps(sources: list[Named], given: list[inputs.Inputs], console: cache.Console) -> None:
     """What lies in two sources of a blend may be meant to count for more, or be there by mistake."""
     places, named = Places(), dict[str, str]()
-    both: dict[tuple[str, str], list[Path]] = {}
+    both: dict[tuple[str, str], list[str]] = {}
     for source, found in zip(sources, given, strict=True):
-        for path in (*found.prefixes, *found.raw_files):
-            first = named.setdefault(places.at(str(path)), source.name)
+        for path in (*map(str, found.prefixes), *found.raw_files):
+            first = named.setdefault(path if is_url(path) else places.at(path), source.name)
             if first != source.name:
                 both.setdefault((first, source.name), []).append(path)
     for (first, second), paths in both.items():
@@ -164,7 +176,7 @@ def _check_manifests(given: list[Shard], tokenizer: Tokenizer, config: DataConfi
 
 def _tokenised(
     config: DataConfig,
-    raw_files: tuple[Path, ...],
+    raw_files: tuple[str, ...],
     tokenizer: Tokenizer,
     folder: Path,
     console: cache.Console,
@@ -174,18 +186,18 @@ def _tokenised(
     Files are known by what `identity` says, the built-in corpus by the interpreter's build.
     """
     if raw_files:
-        sources = [file_source(path) for path in raw_files]
+        sources = [source_of(path) for path in raw_files]
         read_as = [f"{one.kind}{one.compression}" for one in sources]
         columns = [config.csv_column or config.jsonl_key] if any(one.kind in DELIMITERS for one in sources) else []
-        name, known_by = "raw", [config.jsonl_key, *columns, *read_as, *map(identity, raw_files)]
+        name, known_by = "raw", [config.jsonl_key, *columns, *read_as, *map(_identity, sources)]
     else:
         name, known_by = "builtin", [sys.version]
     target = folder / "tokens" / f"{name}-{_digest([RECIPE, tokenizer.fingerprint, *known_by])}"
 
     def build(part: Path) -> None:
-        files = raw_files or tuple(corpus.files())
-        _tokenise([file_source(path) for path in files], config, tokenizer, part / "tokens", console)
-        if raw_files and known_by[-len(raw_files) :] != [identity(path) for path in raw_files]:
+        files = raw_files or tuple(map(str, corpus.files()))
+        _tokenise([source_of(path) for path in files], config, tokenizer, part / "tokens", console)
+        if raw_files and known_by[-len(raw_files) :] != [_identity(source_of(path)) for path in raw_files]:
             raise UserError(f"data.paths: {_named(raw_files)} changed while it was tokenised. Start again.")
 
     cache.build_once(target, build, console)
@@ -197,7 +209,7 @@ def _tokenise(
 ) -> None:
     """Write the documents of files, each ended by `eod`, to one shard; one without text leaves nothing."""
     start_s, size_bytes = time.perf_counter(), sum(one.size for one in sources)
-    files = tuple(Path(one.path) for one in sources)
+    files = tuple(one.path for one in sources)
     console(f"data: tokenising {size_bytes / 1e6:.1f} MB of {_named(files)}")
     with _progress(size_bytes) as bar, shard_writer.ShardWriter(prefix, tokenizer.vocab_size) as writer:
         for piece in _pieces(sources, config):
@@ -235,8 +247,15 @@ def _progress(size_bytes: int) -> "tqdm":
     return ByteBar(total=size_bytes, desc="tokenising", unit="B", unit_scale=True, disable=None, leave=False)
 
 
-def _named(files: tuple[Path, ...]) -> str:
-    return str(files[0]) if len(files) == 1 else f"{len(files)} files ({files[0].name}, {files[1].name}, …)"
+def _identity(source: InputSource) -> str:
+    """What the cache knows a file or an object by."""
+    return "\0".join(map(str, (source.path, *source.facts))) if is_url(source.path) else identity(Path(source.path))
+
+
+def _named(files: tuple[str, ...]) -> str:
+    if len(files) == 1:
+        return files[0]
+    return f"{len(files)} files ({Path(files[0]).name}, {Path(files[1]).name}, …)"
 
 
 def _digest(parts: list[str]) -> str:

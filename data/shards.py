@@ -17,6 +17,9 @@ from typing import NoReturn
 
 import numpy as np
 
+from data import bucket_copies
+from data.block_cache import BlockCache
+from data.bucket_copies import BlockTokens
 from data.manifest import END_BYTES, ShardManifest, has_its_ends, manifest_path, read_manifest
 from program.errors import UserError
 from program.untrusted import InputError, open_regular
@@ -55,8 +58,9 @@ class Shard:
     against its neighbours where it is read.
     """
 
-    def __init__(self, prefix: Path, check_ends: bool = True) -> None:
-        self.prefix = prefix
+    def __init__(self, prefix: Path, check_ends: bool = True, blocks: BlockCache | None = None) -> None:
+        """blocks: what is read through where the files stand for objects in a bucket."""
+        self.prefix, self._cache = prefix, blocks
         self.manifest: ShardManifest | None = None
         try:
             with _opened(idx_path(prefix)) as index, _opened(bin_path(prefix)) as tokens:
@@ -73,7 +77,7 @@ class Shard:
             self._check_manifest(self.manifest)
             if check_ends:
                 self._check_ends(self.manifest)
-        self._tokens: np.ndarray | None = None
+        self._tokens: np.ndarray | BlockTokens | None = None
 
     def changes(self) -> Iterator[str]:
         """What has happened to its files since they were opened, a sentence's beginning for each."""
@@ -90,8 +94,10 @@ class Shard:
                 yield f"{path} was written to, or replaced,"
 
     @property
-    def tokens(self) -> np.ndarray:
-        """All ids, [token_count] of `dtype`, read from disk as they are touched."""
+    def tokens(self) -> np.ndarray | BlockTokens:
+        """All ids, [token_count] of `dtype`, read from disk or bucket as they are touched, by slices."""
+        if self._tokens is None:
+            self._tokens = bucket_copies.tokens_of(bin_path(self.prefix), self.dtype, self._cache)
         if self._tokens is None:
             with open_regular(bin_path(self.prefix)) as file:
                 if os.fstat(file.fileno()).st_size < self.token_count * self.dtype.itemsize:

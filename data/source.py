@@ -6,6 +6,7 @@ import numpy as np
 
 from data import order
 from data.blend import Blend
+from data.bucket_copies import BlockTokens
 from data.config import DataConfig
 from data.order_begin import RUN_BEGIN, OrderBegin, orders
 from data.prepared import Prepared, Samples, SourceProgress
@@ -98,6 +99,12 @@ class BlendedSource:
             samples[chosen] = self.opened[source].fetch(indices[chosen])
         return samples
 
+    def ask_for(self, sample_indices: np.ndarray) -> None:
+        """Have what samples [n] are made of fetched, of shards in a bucket. Returns at once."""
+        sources, indices = self.blend.assign(sample_indices - self.begin)
+        for source in np.unique(sources):
+            self.opened[source].ask_for(indices[sources == source])
+
     def source_of(self, sample_indices: np.ndarray) -> np.ndarray:
         """Number in `names` of the source of each sample: [n]."""
         return self.blend.assign(sample_indices - self.begin)[0]
@@ -157,6 +164,14 @@ class TokenSource:
             else:
                 self._read(position, sample)
         return self._checked(samples, windows, sample_indices)
+
+    def ask_for(self, sample_indices: np.ndarray) -> None:
+        """Have what samples [n] are made of fetched, of shards in a bucket. Returns at once."""
+        positions = self._windows(sample_indices + self.shift) * self.seq_length
+        for position in positions.tolist():
+            segment, start = self._locate(position)
+            if isinstance(segment.shard.tokens, BlockTokens):
+                segment.shard.tokens.ask_for(start, min(start + self.seq_length + 1, segment.stop))
 
     def read_rest(self) -> np.ndarray:
         """Tokens [n] int32 from the last window's last one on, n at most seq_length: what no window predicts."""

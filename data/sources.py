@@ -5,8 +5,10 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
+from data import bucket_shards, cache
 from data.config import MOST_SOURCES, DataConfig, path_of
 from data.inputs import Inputs, check_complete, pairs, resolve
+from program.buckets.names import is_url
 from program.errors import UserError
 from program.schema import text_problem
 from program.untrusted import InputError, read_text, read_toml
@@ -29,8 +31,9 @@ def named(config: DataConfig) -> list[Named]:
     """
     weights = dict(config.blend) if config.blend_file is None else read_weights(path_of(config.blend_file))
     if not weights:
-        return [Named("data.paths", config.paths, 1.0)]
-    return [Named(name, _globbed(name), weight) for name, weight in weights.items()]
+        found = (_brought(one, config) if is_url(one) else (one,) for one in config.paths)
+        return [Named("data.paths", tuple(itertools.chain(*found)), 1.0)]
+    return [Named(name, _globbed(name, config), weight) for name, weight in weights.items()]
 
 
 def inputs_of(source: Named, config: DataConfig) -> Inputs:
@@ -38,17 +41,23 @@ def inputs_of(source: Named, config: DataConfig) -> Inputs:
     try:
         return resolve(source.paths)
     except UserError as error:
-        if source.paths == config.paths:
+        if source.name == "data.paths":
             raise
         given = f"data.blend_file: {config.blend_file}" if config.blend_file is not None else "data.blend"
         raise UserError(f"{given}: {str(error).removeprefix('data.paths: ')}") from None
 
 
-def _globbed(name: str) -> tuple[str, ...]:
+def _brought(url: str, config: DataConfig) -> tuple[str, ...]:
+    return tuple(bucket_shards.bring(url, cache.root(config)))
+
+
+def _globbed(name: str, config: DataConfig) -> tuple[str, ...]:
     """Files and prefixes that a name stands for, each once though a glob finds both halves of a pair.
 
     Raises UserError where nothing fits, or shards are missing that the names of others tell of.
     """
+    if is_url(name):
+        return _brought(name, config)
     path = path_of(name)
     if not glob.has_magic(name) or path.is_file() or pairs(path):  # brackets may be its own
         return (name,)

@@ -229,11 +229,15 @@ def file_source(path: Path) -> InputSource:
         raise UserError(f"no permission to read {path}.")
     if path.name in SAVED_MARKS and (hub.is_saved_dataset(path.parent) or _is_saved_dict(path.parent)):
         raise UserError(f"{path} is of a saved dataset, not documents; expected its folder: give {path.parent}.")
-    return source_of(str(path))
+    return _by_content(str(path))
 
 
-def source_of(path: str, expected: FileFacts | None = None) -> InputSource:
-    """A file or an object, by its content. expected: see `open_input`. Raises UserError as ``file_source``."""
+def source_of(path: str) -> InputSource:
+    """A file or an object, known by its content. Raises UserError as ``file_source``."""
+    return _by_content(path) if is_url(path) else file_source(Path(path))
+
+
+def _by_content(path: str, expected: FileFacts | None = None) -> InputSource:
     with open_input(path, expected) as file:
         facts = facts_of(file)
         try:
@@ -287,7 +291,7 @@ def _objects(name: str, left_out: Counter[str], taken: tuple[str, ...], flags: s
     left_out.update(map(_ending, others))
     for one, path in zip(found, files, strict=True):
         if not is_folder or _inner_suffix(path) in taken:
-            yield source_of(one.url, FileFacts(one.size, one.changed_ns, one.etag))
+            yield _by_content(one.url, FileFacts(one.size, one.changed_ns, one.etag))
 
 
 def _ending(path: Path) -> str:

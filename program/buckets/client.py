@@ -183,20 +183,16 @@ class ObjectFile(io.RawIOBase):
         return tried(self.facts.url, f"read bytes {start} to {stop}", lambda: self._range(start, stop))
 
     def _range(self, start: int, stop: int) -> bytes:
-        try:
-            if self._handle is None:
-                self._handle = self._opened()
-            self._handle.seek(start)
-            data: bytes = self._handle.read(stop - start)
-        except BaseException:
-            self._handle = None
-            raise
+        if self._handle is None:  # kept whatever happens: each of its reads is a request of its own
+            self._handle = self._opened()
+        self._handle.seek(start)
+        data: bytes = self._handle.read(stop - start)
         if len(data) != stop - start:
             raise ShortRead(f"{len(data)} of {stop - start} bytes")
         return data
 
     def _opened(self) -> Any:
-        """Opened anew after an error: what it holds of the object must be what was found at first."""
+        """What it says of the object must be what was found at first."""
         handle = filesystem(self.facts.url).open(names.bare(self.facts.url), "rb", cache_type="none")
         now = _facts(self.facts.url, handle.details)
         if (now.size, now.etag) != (self.facts.size, self.facts.etag):
