@@ -35,17 +35,30 @@ def bring(url: str, cache: Path) -> list[str]:
         raise UserError(f"data.paths: {problem}")
     try:
         is_glob = glob.has_magic(names.bare(url))
-        found = client.globbed(url) if is_glob else client.listed(_stem(url))
-        shards = {stem: some for stem, some in _shards(found).items() if is_glob or _is_of(stem, _stem(url))}
+        found = client.globbed(url) if is_glob else client.listed(stem(url))
+        shards = _chosen(url, found)
         if not shards:
             return _others(url, found)
         _bring_all([one for some in shards.values() for one in some], cache)
         if is_glob:
             return [str(local(one, cache)) for one in shards]
         _remove_gone(url, found, cache)
-        return [str(local(_stem(url), cache))]
+        return [str(local(stem(url), cache))]
     except OSError as error:
         raise UserError(f"data.paths: {error.filename}: {error.strerror or error}.") from None
+
+
+def shards_of(url: str) -> dict[str, list[ObjectFacts]]:
+    """The objects of the shards that a prefix, one of a shard's objects, or a folder stands for, by the shard's prefix.
+
+    Raises OSError where they cannot be listed.
+    """
+    return _chosen(url, client.listed(stem(url))) or _shards(client.listed(url.rstrip("/") + "/"))
+
+
+def _chosen(url: str, found: list[ObjectFacts]) -> dict[str, list[ObjectFacts]]:
+    is_glob = glob.has_magic(names.bare(url))
+    return {one: some for one, some in _shards(found).items() if is_glob or is_of(one, stem(url))}
 
 
 def local(url: str, cache: Path) -> Path:
@@ -60,8 +73,8 @@ def as_urls(text: str, cache: Path) -> str:
     return text
 
 
-def _stem(url: str) -> str:
-    """Without the ending of one of a shard's files."""
+def stem(url: str) -> str:
+    """Without the ending of one of a shard's files; as it is without one."""
     return next((url.removesuffix(one) for one in SUFFIXES if url.endswith(one)), url)
 
 
@@ -70,15 +83,15 @@ def _shards(found: Iterable[ObjectFacts]) -> dict[str, list[ObjectFacts]]:
     urls = {one.url for one in found}
     stems: dict[str, list[ObjectFacts]] = {}
     for one in found:
-        stem = _stem(one.url)
-        if stem != one.url and (f"{stem}.idx" in urls or one.url.endswith(".empty.json")):
-            stems.setdefault(stem, []).append(one)
+        prefix = stem(one.url)
+        if prefix != one.url and (f"{prefix}.idx" in urls or one.url.endswith(".empty.json")):
+            stems.setdefault(prefix, []).append(one)
     return stems
 
 
-def _is_of(stem: str, prefix: str) -> bool:
+def is_of(shard: str, prefix: str) -> bool:
     """Whether a shard may be what a prefix stands for (data/inputs.py says which of them it is)."""
-    return re.fullmatch(r"(-\d{5,}-of-\d{5,}(\.empty)?|_.+_document)?", stem.removeprefix(prefix)) is not None
+    return re.fullmatch(r"(-\d{5,}-of-\d{5,}(\.empty)?|_.+_document)?", shard.removeprefix(prefix)) is not None
 
 
 def _others(url: str, found: list[ObjectFacts]) -> list[str]:
@@ -124,8 +137,8 @@ def _ends(of: ObjectFacts, path: Path) -> None:
 
 def _remove_gone(url: str, found: list[ObjectFacts], cache: Path) -> None:
     """Copies of what the bucket has no more, as of a corpus that was made again in other parts."""
-    there, stem = {local(one.url, cache) for one in found}, local(_stem(url), cache)
-    for path in stem.parent.glob(f"{glob.escape(stem.name)}*"):
+    there, prefix = {local(one.url, cache) for one in found}, local(stem(url), cache)
+    for path in prefix.parent.glob(f"{glob.escape(prefix.name)}*"):
         if path.suffix in SUFFIXES and path.is_file() and path not in there:
             path.unlink(missing_ok=True)
             mark_path(path).unlink(missing_ok=True)

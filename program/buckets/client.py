@@ -1,10 +1,13 @@
 """What is done with objects: facts, listings, reads, writes, deletions. What may pass by itself is tried again."""
 
+import asyncio
 import contextlib
 import io
 import itertools
 import os
 import random
+import selectors
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,24 +63,46 @@ def tried[T](url: str, what: str, act: Callable[[], T]) -> T:
     raise AssertionError
 
 
+_stores: dict[tuple[int, str], Any] = {}
+"""fsspec's file systems by process and scheme: one that was made before a fork is the parent's."""
+_making = threading.Lock()
+
+
 def filesystem(url: str) -> Any:
-    """fsspec's file system of a URL, made once in a process and kind. Raises UserError where its package is missing."""
-    try:
-        import fsspec
-
-        if names.scheme(url) == "s3":
-            # s3fs tries again without jitter and by a list of its own: botocore and `tried` do, with it
-            found = fsspec.filesystem("s3", use_listings_cache=False, config_kwargs=_s3_settings())
-            found.retries = 1
-            return found
-        return fsspec.filesystem(names.scheme(url), use_listings_cache=False)
-    except ImportError:
-        raise UserError(f"{url} needs `pip install {names.EXTRAS[names.scheme(url)]}`.") from None
+    """fsspec's file system of a URL, made once in a process. Raises UserError where its package is missing."""
+    key = os.getpid(), names.scheme(url)
+    with _making:
+        if key not in _stores:
+            try:
+                _stores[key] = _made(names.scheme(url))
+            except ImportError:
+                raise UserError(f"{url} needs `pip install {names.EXTRAS[names.scheme(url)]}`.") from None
+        return _stores[key]
 
 
-def _s3_settings() -> dict[str, Any]:
+def _made(scheme: str) -> Any:
+    import fsspec
+
+    common = {"use_listings_cache": False, "skip_instance_cache": True}
+    if scheme == "hf":
+        return fsspec.filesystem(scheme, **common)
+    loop = _event_loop()
+    if scheme == "gs":
+        return fsspec.filesystem(scheme, loop=loop, **common)
     retries = {"mode": "standard", "total_max_attempts": ATTEMPTS}
-    return {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": retries, "max_pool_connections": 64}
+    settings = {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": retries, "max_pool_connections": 64}
+    found = fsspec.filesystem(scheme, loop=loop, config_kwargs=settings, **common)
+    found.retries = 1  # s3fs' own have no jitter and a list of errors of their own; botocore and `tried` do it
+    return found
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """A loop in a thread, on poll(2). fsspec's own is on epoll(7), whose state a forked process shares: when that lets
+    go of the connections that it inherited, the parent never hears of them again, and waits for ever.
+    """
+    loop = asyncio.SelectorEventLoop(selectors.PollSelector())
+    threading.Thread(target=loop.run_forever, name="buckets", daemon=True).start()
+    return loop
 
 
 def facts(url: str) -> ObjectFacts:

@@ -44,7 +44,7 @@ def test_a_prefix_may_carry_either_suffix(folder, name):
 def test_kinds_are_told_apart_and_keep_their_order(folder):
     found = inputs.resolve(tuple(str(folder / name) for name in ("story.txt", "tiny.v1", "story.jsonl")))
     assert found.prefixes == (folder / "tiny.v1",)
-    assert found.raw_files == (folder / "story.txt", folder / "story.jsonl")
+    assert found.raw_files == (str(folder / "story.txt"), str(folder / "story.jsonl"))
 
 
 def test_what_a_glob_finds_of_one_shard_is_that_shard_once(folder):

@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 
+from program.buckets import client
+
 KEY, SECRET = "TRIPLANETESTKEY", "triplane-test-secret-0123456789"
 BUCKET = "triplane"
 START_S = 60
@@ -99,11 +101,9 @@ def _make_bucket(server: Server, process: "subprocess.Popen[bytes]", folder: Pat
     while process.poll() is None and not _answers(server) and time.monotonic() < deadline:
         time.sleep(0.05)
     with environment(server):
-        import s3fs
-
         while True:
             try:
-                store = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True)
+                store = client.filesystem(f"s3://{BUCKET}")
                 if not store.exists(BUCKET):
                     store.mkdir(BUCKET)
                 store.pipe_file(f"{BUCKET}/.probe", b"x")
@@ -138,11 +138,8 @@ def environment(server: Server, **more: str) -> Iterator[None]:
 
 
 def _forget_connections() -> None:
-    """fsspec keeps file systems by their arguments, and not by the environment."""
-    with contextlib.suppress(ImportError):
-        import s3fs
-
-        s3fs.S3FileSystem.clear_instance_cache()
+    """File systems are made once in a process, from the environment as it is then."""
+    client._stores.clear()
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@
     python -m tools.preprocess train INPUT ... --output tokenizer.model --vocab_size 32000
 
 INPUT: .jsonl, .parquet, .csv, .tsv or text files, also as .gz, .zst, .bz2 or .xz; folders; globs; a Hugging Face
-dataset (hf://OWNER/NAME, or a folder of save_to_disk). Started again with the same command after it was killed, it
-goes on where it was. Exit code 0: done; 1: verify found damage or loss, or a worker died; 2: bad input; 75: ended by
-SIGTERM or Ctrl-C, to be continued.
+dataset (hf://OWNER/NAME, or a folder of save_to_disk); files, folders, globs and PREFIX also in a bucket
+(s3://BUCKET/KEY). Started again with the same command after it was killed, it goes on where it was.
+Exit code 0: done; 1: verify found damage or loss, or a worker died; 2: bad input; 75: ended by SIGTERM or Ctrl-C, to be
+continued.
 """
 
 import sys
@@ -22,12 +23,14 @@ from data.config import path_of
 from data.raw.reading import ReadOptions
 from data.tokenizers.engines import EngineName
 from program import command
+from program.buckets.names import is_url
 from program.errors import UserError
 from program.flags import parse_flags
 from program.schema import text_problem
-from tools.preprocess import run, training, verify
+from tools.preprocess import run, to_bucket, training, verify, verify_bucket
 from tools.preprocess.encoding import SpecialText
 from tools.preprocess.output import ArrayShare, Output
+from tools.preprocess.run import PreprocessOptions
 from tools.preprocess.worker_pool import Stopped, StopSign, WorkerDied
 
 STOPPED = 75
@@ -48,8 +51,11 @@ class Preprocess:
     input: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT ...")]
     """Files, folders, globs, or Hugging Face datasets as hf://OWNER/NAME[:CONFIGURATION][@SPLIT][#REVISION]. Without a
     revision, the newest; the work records it, and refuses to continue with another."""
-    output: Path
-    """Prefix of the shards PREFIX-00000-of-00012.bin, .idx and .json."""
+    output: str
+    """Prefix of the shards PREFIX-00000-of-00012.bin, .idx and .json; also s3://BUCKET/PREFIX."""
+    work_dir: Path | None = None
+    """Where shards for a bucket are made; it has room for all of them, and is removed when they are in the bucket.
+    None: a folder in the user's cache. Tasks of a SLURM array that join or shuffle must share it."""
     tokenizer: str
     """SentencePiece or Llama .model, tokenizer.json, vocab.json beside its merges.txt (or both, with a comma between),
     .tiktoken, a folder with one of these, or "byte". `python -m tools.preprocess train` makes a .model of your text."""
@@ -101,27 +107,35 @@ class Preprocess:
             max_document_bytes=int(self.max_document_mb * 1e6),
             max_expansion=self.max_expansion,
         )
-        run.preprocess(
-            run.PreprocessOptions(
-                inputs=self.input,
-                prefix=path_of(self.output).absolute(),
-                tokenizer=self.tokenizer,
-                eod_token=self.eod_token,
-                workers=self.workers or run.available_cpus(),
-                reading=reading,
-                engine=self.engine,
-                special_text=self.special_tokens,
-                append_eod=self.append_eod,
-                merge=self.merge,
-                shuffle_docs=self.shuffle_docs,
-                unit_bytes=None if self.unit_mb is None else int(self.unit_mb * 1e6),
-                part=ArrayShare.parse(self.part),
-                overwrite=self.overwrite,
-                check_space=self.check_space,
-                stop=stop,
-            )
-        )
+
+        def preprocess(prefix: Path) -> None:
+            run.preprocess(self._options(prefix, reading, stop))
+
+        if is_url(self.output):
+            to_bucket.make(self.output, self.work_dir, self.overwrite, preprocess)
+        else:
+            preprocess(path_of(self.output).absolute())
         return 0
+
+    def _options(self, prefix: Path, reading: ReadOptions, stop: StopSign) -> PreprocessOptions:
+        return PreprocessOptions(
+            inputs=self.input,
+            prefix=prefix,
+            tokenizer=self.tokenizer,
+            eod_token=self.eod_token,
+            workers=self.workers or run.available_cpus(),
+            reading=reading,
+            engine=self.engine,
+            special_text=self.special_tokens,
+            append_eod=self.append_eod,
+            merge=self.merge,
+            shuffle_docs=self.shuffle_docs,
+            unit_bytes=None if self.unit_mb is None else int(self.unit_mb * 1e6),
+            part=ArrayShare.parse(self.part),
+            overwrite=self.overwrite,
+            check_space=self.check_space,
+            stop=stop,
+        )
 
     def _check(self) -> None:
         if not self.input:
@@ -139,7 +153,9 @@ class Preprocess:
             if value is not None and not 1e-6 <= value < float("inf"):
                 raise UserError(f"--{name} {value}: expected a number above 0.")
         self._check_overwrite()
-        if self.output.name == "" or str(self.output).endswith("/") or self.output.is_dir():
+        if not is_url(self.output) and self.work_dir is not None:
+            raise UserError("--work_dir: where shards for a bucket are made, and --output is on a disk. Leave it out.")
+        if self.output.endswith("/") or not self.output or path_of(self.output).is_dir():
             raise UserError(
                 f"--output {self.output}: is a folder; give the beginning of file names, {self.output}/NAME."
             )
@@ -158,12 +174,12 @@ class Preprocess:
 class Verify:
     """Compare every byte of shards with their manifests; name file and range of what differs, and what is lost."""
 
-    path: Annotated[Path, tyro.conf.Positional]
-    """A prefix, one shard, or a folder of shards."""
+    path: Annotated[str, tyro.conf.Positional]
+    """A prefix, one shard, or a folder of shards; s3://BUCKET/PREFIX is read shard by shard by way of a disk."""
 
     def run(self) -> int:
         """1 where something is damaged or lost. Raises UserError."""
-        found = verify.verify(path_of(self.path))
+        found = verify_bucket.verify(self.path) if is_url(self.path) else verify.verify(path_of(self.path))
         if not found:
             print(f"good: {self.path}")
             return 0

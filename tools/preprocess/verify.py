@@ -53,6 +53,11 @@ def verify(path: Path) -> list[ShardDamage]:
             _check_readable(prefix)
     except OSError as error:
         raise UserError(f"verify: {error.filename or path}: {error.strerror}.") from None
+    return verify_shards(prefixes, lost)
+
+
+def verify_shards(prefixes: list[Path], lost: list[Path]) -> list[ShardDamage]:
+    """What is damaged of shards, and that others are lost."""
     found = [ShardDamage(one, f"{one}.bin, .idx and .json are missing: lost, or not made yet") for one in lost]
     checked: list[tuple[Path, Path, FileSum]] = []
     without: list[Path] = []

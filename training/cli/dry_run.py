@@ -143,10 +143,10 @@ def missing(config: RunConfig) -> list[str]:
         counted = "Counted with the published vocabulary of model.shape"
         found.append(f"data.tokenizer: no file {config.data.tokenizer} on this machine. {counted}.")
     if config.data.paths:
-        from data import inputs
+        from data import sources
 
         try:
-            inputs.resolve(config.data.paths)
+            sources.inputs_of(sources.named(config.data)[0], config.data)
         except UserError as error:
             found.append(f"on this machine: {error}")
     for name, path in config.eval.validation_sets.items() if config.train.evaluates else ():

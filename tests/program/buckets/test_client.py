@@ -1,5 +1,6 @@
 """Objects are found, read and written whatever an S3 server answers on the way; or one error says why not."""
 
+import gc
 import io
 import os
 from pathlib import Path
@@ -192,3 +193,22 @@ def test_what_is_a_url() -> None:
     assert names.is_url("s3://bucket/key") and names.is_url("gs://b/k") and names.is_url("hf://datasets/O/N/f.jsonl")
     assert not names.is_url("hf://owner/dataset") and not names.is_url("corpus/web") and not names.is_url("s3:/x")
     assert names.problem("s3://bucket/key") is None
+
+
+def test_a_forked_process_does_not_take_the_parents_connections(server: Server) -> None:
+    """As workers and ranks are forked from a process that has looked into a bucket."""
+    with buckets.environment(server):
+        client.write(f"{URL}/fork/parent", b"0")
+        for number in range(3):
+            child = os.fork()
+            if not child:
+                try:
+                    client.write(f"{URL}/fork/child", b"%d" % number)
+                    client._stores.clear()
+                    gc.collect()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+            client.write(f"{URL}/fork/parent", b"%d" % number)
+            assert client.read(f"{URL}/fork/child", 9) == client.read(f"{URL}/fork/parent", 9) == b"%d" % number
