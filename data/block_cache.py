@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from data.block_map import BlockMap
 from program.buckets import client
 from program.buckets.client import ObjectFacts
 from program.errors import UserError
@@ -33,16 +34,21 @@ EVICT_EVERY = 64
 LEFT = 0.9
 """Of the limit, where blocks had to go."""
 HASH_BYTES = 8
+MOST_MAPPED = 16_384
+"""Blocks mapped by a process; Linux allows 65,530 mappings of a process (vm.max_map_count)."""
 
 
 class BlockCache:
     """Blocks of any number of objects in one folder, of at most ``limit_bytes`` and what the last look missed."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self.folder, self.limit_bytes = folder / "blocks", limit_bytes
+        self.copies, self.folder, self.limit_bytes = folder, folder / "blocks", limit_bytes
         self._since_look, self._lock = 0, threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._pid = 0
+        self._reading, self._depth = threading.RLock(), 0
+        self._mapped, self._mapped_blocks = set[CachedObject](), 0
+        """Objects of which this process has blocks mapped, and how many."""
 
     def object_folder(self, of: ObjectFacts) -> Path:
         """Where the blocks of an object lie."""
@@ -54,6 +60,25 @@ class BlockCache:
         if self._threads is None or self._pid != os.getpid():
             self._threads, self._pid = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="blocks"), os.getpid()
         return self._threads
+
+    def __enter__(self) -> None:
+        """Within, bytes that objects ``have`` may be read: by one thread at a time, and nothing is unmapped."""
+        self._reading.acquire()
+        self._depth += 1
+        if self._depth == 1 and self._mapped_blocks > MOST_MAPPED:
+            for one in self._mapped:
+                one.forget()
+            self._mapped.clear()
+            self._mapped_blocks = 0
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        self._reading.release()
+
+    def mapped(self, by: "CachedObject") -> None:
+        """A block was mapped."""
+        self._mapped.add(by)
+        self._mapped_blocks += 1
 
     def added(self) -> None:
         """A block was fetched: look from time to time whether others must go."""
@@ -96,50 +121,52 @@ class CachedObject:
     """An object's bytes, block by block through the cache. For any number of threads of one process."""
 
     def __init__(self, cache: BlockCache, of: ObjectFacts) -> None:
-        self.of, self._cache, self._folder = of, cache, cache.object_folder(of)
-        self._is_known = np.zeros(-(-of.size // BLOCK_BYTES), bool)
-        """Blocks whose hash this process has checked."""
+        self.of, self.cache, self._folder = of, cache, cache.object_folder(of)
+        self.map = BlockMap(of.size, BLOCK_BYTES)
         self._coming: dict[int, Future[None]] = {}
         """Blocks that threads fetch ahead. Only ranks ask, and none is forked from one that has."""
         self._lock, self._mine = threading.Lock(), threading.local()
 
-    def read(self, start: int, into: memoryview) -> None:
-        """Fill ``into`` with the bytes from ``start`` on. Raises UserError where they cannot be fetched."""
-        while into:
-            number, offset = divmod(start, BLOCK_BYTES)
-            part = into[: BLOCK_BYTES - offset]
-            self._read(number, offset, part)
-            start, into = start + len(part), into[len(part) :]
+    def have(self, starts: np.ndarray, length: int) -> None:
+        """Have ``length`` bytes from each of ``starts`` [n] on, or as many as there are.
+
+        Raises UserError where they cannot be fetched.
+        """
+        lasts = (np.minimum(starts + length, self.of.size) - 1) // BLOCK_BYTES
+        spans = zip((starts // BLOCK_BYTES).tolist(), lasts.tolist(), strict=True)
+        wanted = {number for first, last in spans for number in range(first, last + 1)}
+        for number in sorted(number for number in wanted if not self.map.is_mapped[number]):
+            self._put(number)
+
+    def forget(self) -> None:
+        """Let go of all blocks."""
+        self.map.clear()
 
     def ask_for(self, start: int, stop: int) -> None:
-        """Have the blocks of bytes ``start`` to ``stop`` fetched. Returns at once; errors are said by ``read``."""
+        """Have the blocks of bytes ``start`` to ``stop`` fetched. Returns at once; errors are said by ``have``."""
         for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
-            if not self._is_known[number]:
+            if not self.map.is_mapped[number]:
                 with self._lock:
                     if number not in self._coming:
-                        self._coming[number] = self._cache.threads().submit(self._bring, number)
+                        self._coming[number] = self.cache.threads().submit(self._bring, number)
 
-    def _read(self, number: int, offset: int, into: memoryview) -> None:
+    def _put(self, number: int) -> None:
         with self._lock:
-            coming = self._coming.pop(number, None) if not self._is_known[number] else None
+            coming = self._coming.pop(number, None)
         if coming is not None:
             coming.result()
         while True:
-            if not self._is_known[number]:
-                self._bring(number)
+            self._bring(number)
             try:
                 descriptor = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:  # another process has made room
-                self._is_known[number] = False
                 continue
             try:
-                filled = os.preadv(descriptor, [into], offset)
+                self.map.put(number, descriptor)
+                self.cache.mapped(self)
+                return
             finally:
                 os.close(descriptor)
-            if filled == len(into):
-                return
-            self._is_known[number] = False
-            Path(self._path(number)).unlink(missing_ok=True)
 
     def _bring(self, number: int) -> None:
         """Have a block on the disk, whole: found there, or fetched."""
@@ -148,7 +175,6 @@ class CachedObject:
             with self._only_one(number):
                 if not self._is_whole(number):
                     self._fetch(number)
-        self._is_known[number] = True
 
     def _is_whole(self, number: int) -> bool:
         try:
@@ -177,7 +203,7 @@ class CachedObject:
                 f"data: {self._folder}: {error.strerror}; the blocks of {self.of.url} are kept there. Make room, lower "
                 "data.bucket_cache_gb, or name another folder with data.cache_dir."
             ) from None
-        self._cache.added()
+        self.cache.added()
 
     @contextlib.contextmanager
     def _only_one(self, number: int) -> Iterator[None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.block_cache import BlockCache, CachedObject
+from data.block_cache import BLOCK_BYTES, BlockCache, CachedObject
 from program.buckets.client import ObjectFacts
 from program.durable import replace_file
 from program.errors import UserError
@@ -38,12 +38,23 @@ class BlockTokens:
 
     def __init__(self, blocks: CachedObject, dtype: np.dtype) -> None:
         self._blocks, self.dtype = blocks, np.dtype(dtype)
+        self._in_block, self._with_next = BLOCK_BYTES // self.dtype.itemsize, blocks.map.with_next
+        self.array = blocks.map.bytes.view(dtype)
+        """All ids; only what ``have`` was asked for may be read, within ``cache``."""
+        self.cache = blocks.cache
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """Ids [stop - start]. Raises UserError where they cannot be fetched."""
-        tokens = np.empty(part.stop - part.start, self.dtype)
-        self._blocks.read(part.start * self.dtype.itemsize, memoryview(tokens).cast("B"))
-        return tokens
+        """A copy of ids [stop - start]. Raises UserError where they cannot be fetched."""
+        if part.stop <= part.start:
+            return np.empty(0, self.dtype)
+        with self.cache:
+            self.have(np.array([part.start]), part.stop - part.start)
+            return self.array[part].copy()
+
+    def have(self, starts: np.ndarray, count: int) -> None:
+        """Have ``count`` ids from each of ``starts`` [n] on. Raises UserError as ``[]``."""
+        if count > self._in_block or not self._with_next[starts // self._in_block].all():
+            self._blocks.have(starts * self.dtype.itemsize, count * self.dtype.itemsize)
 
     def ask_for(self, start: int, stop: int) -> None:
         """Have ids ``start`` to ``stop`` fetched. Returns at once."""

@@ -60,7 +60,8 @@ class Shard:
 
     def __init__(self, prefix: Path, check_ends: bool = True, blocks: BlockCache | None = None) -> None:
         """blocks: what is read through where the files stand for objects in a bucket."""
-        self.prefix, self._cache = prefix, blocks
+        self.prefix = prefix
+        self.cache = blocks if blocks is not None and prefix.is_relative_to(blocks.copies) else None
         self.manifest: ShardManifest | None = None
         try:
             with _opened(idx_path(prefix)) as index, _opened(bin_path(prefix)) as tokens:
@@ -78,6 +79,7 @@ class Shard:
             if check_ends:
                 self._check_ends(self.manifest)
         self._tokens: np.ndarray | BlockTokens | None = None
+        self._whole: np.ndarray | None = None
 
     def changes(self) -> Iterator[str]:
         """What has happened to its files since they were opened, a sentence's beginning for each."""
@@ -97,7 +99,7 @@ class Shard:
     def tokens(self) -> np.ndarray | BlockTokens:
         """All ids, [token_count] of `dtype`, read from disk or bucket as they are touched, by slices."""
         if self._tokens is None:
-            self._tokens = bucket_copies.tokens_of(bin_path(self.prefix), self.dtype, self._cache)
+            self._tokens = bucket_copies.tokens_of(bin_path(self.prefix), self.dtype, self.cache)
         if self._tokens is None:
             with open_regular(bin_path(self.prefix)) as file:
                 if os.fstat(file.fileno()).st_size < self.token_count * self.dtype.itemsize:
@@ -105,6 +107,13 @@ class Shard:
                 mapped = np.memmap(file, self.dtype, mode="r", shape=(self.token_count,))
             self._tokens = mapped.view(np.ndarray)  # slices of a memmap cost several times as much
         return self._tokens
+
+    @property
+    def array(self) -> np.ndarray:
+        """The same as an array; of a shard in a bucket, only what `BlockTokens.have` gives may be read."""
+        if self._whole is None:
+            self._whole = self.tokens.array if isinstance(self.tokens, BlockTokens) else self.tokens
+        return self._whole
 
     def document_start(self, document: int) -> int:
         """Position in `tokens` of a document's first token; `document_count` gives `token_count`. O(1).

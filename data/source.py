@@ -1,5 +1,6 @@
 """Samples of one split: windows of the token stream, fetched by global sample index."""
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,6 +142,9 @@ class TokenSource:
         widest = max(segment.shard.dtype.itemsize for segment in self.segments)
         self._dtype = np.int32 if widest <= 4 else np.int64  # ids beyond int32 must be seen before they wrap
         self._blocks: dict[int, np.ndarray] = {}
+        caches = (segment.shard.cache for segment in self.segments)
+        self._cache = next(filter(None, caches), None)
+        """What is read through of shards in buckets; None where there are none."""
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64.
@@ -156,14 +160,24 @@ class TokenSource:
         positions = windows * self.seq_length
         numbers = np.searchsorted(self._ends, positions, side="right")
         starts = positions + self._shifts[numbers]
-        rows = zip(samples, positions.tolist(), numbers.tolist(), starts.tolist(), strict=True)
-        for sample, position, number, start in rows:
-            segment = self.segments[number]
-            if start + len(sample) <= segment.stop:
-                sample[:] = segment.shard.tokens[start : start + len(sample)]
-            else:
-                self._read(position, sample)
+        with self._cache or contextlib.nullcontext():
+            if self._cache is not None:
+                self._have(numbers, starts)
+            rows = zip(samples, positions.tolist(), numbers.tolist(), starts.tolist(), strict=True)
+            for sample, position, number, start in rows:
+                segment = self.segments[number]
+                if start + len(sample) <= segment.stop:
+                    sample[:] = segment.shard.array[start : start + len(sample)]
+                else:
+                    self._read(position, sample)
         return self._checked(samples, windows, sample_indices)
+
+    def _have(self, numbers: np.ndarray, starts: np.ndarray) -> None:
+        """Windows that begin at ``starts`` [n] of segments ``numbers`` [n], of shards in buckets."""
+        is_one = len(self.segments) == 1
+        for number in (0,) if is_one else set(numbers.tolist()):
+            if isinstance(tokens := self.segments[number].shard.tokens, BlockTokens):
+                tokens.have(starts if is_one else starts[numbers == number], self.seq_length + 1)
 
     def ask_for(self, sample_indices: np.ndarray) -> None:
         """Have what samples [n] are made of fetched, of shards in a bucket. Returns at once."""

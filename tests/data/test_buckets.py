@@ -114,6 +114,7 @@ def test_the_cache_stays_within_its_bounds(
     server: Server, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_cache, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(bucket_copies, "BLOCK_BYTES", 1 << 16)
     monkeypatch.setattr(block_cache, "EVICT_EVERY", 4)
     blocks = tmp_path / "buckets" / "blocks"
     config = config_of(tmp_path, paths=(f"{URL}/corpus/web",), bucket_cache_gb=0.0005)
@@ -266,10 +267,10 @@ def test_threads_and_forks_share_blocks(server: Server, tmp_path: Path) -> None:
         rng = np.random.default_rng(seed)
         for _ in range(50):
             start = int(rng.integers(0, len(data) - 5000))
-            into = bytearray(5000)
             read_by.ask_for(start, start + 5000)
-            read_by.read(start, memoryview(into))
-            assert into == data[start : start + 5000]
+            with cache:
+                read_by.have(np.array([start]), 5000)
+                assert read_by.map.bytes[start : start + 5000].tobytes() == data[start : start + 5000]
 
     child = os.fork()
     if not child:

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -48,7 +49,7 @@ class Server:
 
 def free_port() -> int:
     """One that nothing listens to, below those that the kernel gives away: gRPC's is 10,000 more."""
-    for port in range(20_000 + os.getpid() % 5_000, 30_000):
+    for port in random.sample(range(20_000, 30_000), 1_000):
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
             one.bind(("127.0.0.1", port))
             two.bind(("127.0.0.1", port + 10_000))
@@ -64,7 +65,23 @@ def seaweed(folder: Path) -> Iterator[Server]:
     rights = ["Admin", "Read", "Write", "List", "Tagging"]
     identity = {"name": "test", "credentials": [credentials], "actions": rights}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = {}
+    for attempt in range(3, -1, -1):
+        server, process = _started(folder)
+        try:
+            _make_bucket(server, process, folder)
+            break
+        except RuntimeError:  # another test's server was quicker to take a port
+            _end(process)
+            if not attempt:
+                raise
+    try:
+        yield server
+    finally:
+        _end(process)
+
+
+def _started(folder: Path) -> tuple[Server, "subprocess.Popen[bytes]"]:
+    ports: dict[str, int] = {}
     for name in ("master", "volume", "filer", "s3"):
         with _taken(list(ports.values())):
             ports[name] = free_port()
@@ -77,13 +94,12 @@ def seaweed(folder: Path) -> Iterator[Server]:
              "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-s3.allowDeleteBucketNotEmpty"],
             stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    server = Server(f"http://127.0.0.1:{ports['s3']}", process.pid)
-    try:
-        _make_bucket(server, process, folder)
-        yield server
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    return Server(f"http://127.0.0.1:{ports['s3']}", process.pid), process
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
 
 
 @contextlib.contextmanager

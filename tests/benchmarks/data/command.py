@@ -15,7 +15,7 @@ from pathlib import Path
 
 from program.flags import parse_flags
 from tests.benchmarks.circumstances import ROOT, circumstances, earlier, keep, versions
-from tests.benchmarks.data import loading, tokenising
+from tests.benchmarks.data import bucket, loading, tokenising
 from tests.benchmarks.data.table import MeasuredRow
 from tools.shared.written import check_place
 
@@ -33,9 +33,9 @@ class DataBenchmark:
     folder: Path | None = None
     """Where corpora and tokenizers are kept for the next time. None: nowhere."""
     only: str = ""
-    """"tokenising" or "loading"; nothing: both."""
+    """"tokenising", "loading" or "bucket"; nothing: all."""
     output: Path = ROOT / "docs/benchmarks/data.json"
-    """JSON with an entry for each of the two; the one that is not measured keeps its own."""
+    """JSON with an entry for each of the three; what is not measured keeps its own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parts = {
             "tokenising": lambda: tokenising.rows(folder, asked.size_mb, asked.megatron_lm),
             "loading": lambda: loading.rows(folder),
+            "bucket": lambda: bucket.rows(folder),
         }
         print(f"{'measure':<58} {'ours':>10} {'peer':>10} {'unit':<14} {'ratio':>7} {'goal':>9}", flush=True)
         for name, rows in parts.items():

@@ -36,7 +36,7 @@ class _Tokenizer(ByteTokenizer):
 
 def rows(folder: Path) -> Iterator[MeasuredRow]:
     """The table's rows on loading."""
-    prefix = _corpus(folder)
+    prefix = corpus(folder)
     prepared = Prepared(tokenizer=_Tokenizer(), shards=(shards.Shard(prefix),), fingerprint="benchmark")
     config = DataConfig(cache_dir=str(folder / "cache"), split="1,0,0")
     source = build_source(prepared, config, SEQ_LENGTH, 1, "train")
@@ -74,7 +74,7 @@ def rows(folder: Path) -> Iterator[MeasuredRow]:
     yield from _opening(folder)
 
 
-def _corpus(folder: Path) -> Path:
+def corpus(folder: Path) -> Path:
     """Documents of 1,000 tokens in the mean."""
     prefix = folder / "loader"
     if not shards.idx_path(prefix).is_file():
