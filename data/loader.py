@@ -27,14 +27,14 @@ class Reads(Protocol):
 
 @runtime_checkable
 class FetchesAhead(Protocol):
-    """What can be told which samples will be read."""
+    """What can have samples fetched before they are read."""
 
     def ask_for(self, sample_indices: np.ndarray) -> None:
         """Have what samples [n] are made of fetched. Returns at once."""
 
 
 AHEAD = 64
-"""Requests that are told ahead of time: as many as a bucket needs to answer while the first ones are trained on."""
+"""Requests that are fetched ahead of their turn: as many as a bucket needs to answer while the first ones are trained on."""
 
 
 class Ring:
@@ -77,8 +77,8 @@ class Prefetcher:
 
     Make it in the process that uses it: a thread does not survive a fork. `requests` is advanced `depth`
     requests ahead, in the caller's thread. With a `ring` of `depth` + 2 buffers, tokens lie in one of them, until
-    the second `next` after the one that returned them. A source that fetches ahead is told of requests AHEAD of their
-    turn; `requests` is advanced as far.
+    the second `next` after the one that returned them. A source that fetches ahead is asked for AHEAD requests
+    before their turn; `requests` is advanced as far.
     """
 
     def __init__(self, source: Reads, requests: Iterator[np.ndarray], depth: int = 2, ring: Ring | None = None) -> None:
@@ -89,7 +89,7 @@ class Prefetcher:
         self._ring, self._slots, self._asked, self._given = ring, depth + 2, 0, 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._pending: deque[Future[Tensor]] = deque()
-        self._told: deque[np.ndarray] = deque()
+        self._fetching: deque[np.ndarray] = deque()
         for _ in range(depth):
             self._ask()
 
@@ -121,10 +121,10 @@ class Prefetcher:
     def _next_request(self) -> np.ndarray | None:
         if not isinstance(self._source, FetchesAhead):
             return next(self._requests, None)
-        for request in itertools.islice(self._requests, AHEAD - len(self._told)):
-            self._told.append(request)
+        for request in itertools.islice(self._requests, AHEAD - len(self._fetching)):
+            self._fetching.append(request)
             self._thread.submit(self._source.ask_for, request)  # what fails is said by the reading
-        return self._told.popleft() if self._told else None
+        return self._fetching.popleft() if self._fetching else None
 
     def _read(self, request: np.ndarray, slot: int) -> Tensor:
         tokens = self._source.fetch(request)

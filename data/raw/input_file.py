@@ -16,7 +16,7 @@ BUFFER_BYTES = 1 << 20
 """Of an object, asked for at a time."""
 
 
-class FileFacts(NamedTuple):
+class InputFacts(NamedTuple):
     """What tells a file from another."""
 
     size: int
@@ -40,7 +40,7 @@ class InputObject(ObjectFile):
             raise UserError(f"{self.facts.url}: {error.strerror}.") from None
 
 
-def open_input(path: str, expected: FileFacts | None = None) -> io.FileIO | io.BufferedReader:
+def open_input(path: str, expected: InputFacts | None = None) -> io.FileIO | io.BufferedReader:
     """A file or an object, for reading. expected: what was found of it, so that an object is not looked up again, and
     is refused where it is another when it is read. Raises UserError, and the system's OSError for a file.
     """
@@ -58,13 +58,13 @@ def look_up(url: str) -> ObjectFacts:
         raise UserError(f"{url}: {error.strerror}.") from None
 
 
-def facts_of(file: BinaryIO) -> FileFacts:
+def facts_of(file: BinaryIO) -> InputFacts:
     """Of what is open."""
     raw = getattr(file, "raw", None)
     if isinstance(raw, ObjectFile):
-        return FileFacts(raw.facts.size, raw.facts.changed_ns, raw.facts.etag)
+        return InputFacts(raw.facts.size, raw.facts.changed_ns, raw.facts.etag)
     status = os.fstat(file.fileno())
-    return FileFacts(status.st_size, status.st_mtime_ns, ends_digest(file.fileno(), status.st_size))
+    return InputFacts(status.st_size, status.st_mtime_ns, ends_digest(file.fileno(), status.st_size))
 
 
 def another(path: str, what: str) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 from data.config import path_of
 from data.raw import bucket_inputs, compressed, hub
 from data.raw.format import ENDINGS, format_in
-from data.raw.input_file import FileFacts, facts_of, open_input
+from data.raw.input_file import InputFacts, facts_of, open_input
 from data.raw.shard_files import is_made, is_shard_file, is_work_folder
 from program.buckets.names import in_text, is_url
 from program.errors import UserError
@@ -47,9 +47,9 @@ class InputSource:
     """Of a dataset; what is read stays that one."""
 
     @property
-    def facts(self) -> FileFacts:
+    def facts(self) -> InputFacts:
         """What tells a file from another."""
-        return FileFacts(self.size, self.changed_ns, self.ends)
+        return InputFacts(self.size, self.changed_ns, self.ends)
 
 
 def find(
@@ -237,7 +237,7 @@ def source_of(path: str) -> InputSource:
     return _by_content(path) if is_url(path) else file_source(Path(path))
 
 
-def _by_content(path: str, expected: FileFacts | None = None) -> InputSource:
+def _by_content(path: str, expected: InputFacts | None = None) -> InputSource:
     with open_input(path, expected) as file:
         facts = facts_of(file)
         try:
@@ -291,7 +291,7 @@ def _objects(name: str, left_out: Counter[str], taken: tuple[str, ...], flags: s
     left_out.update(map(_ending, others))
     for one, path in zip(found, files, strict=True):
         if not is_folder or _inner_suffix(path) in taken:
-            yield _by_content(one.url, FileFacts(one.size, one.changed_ns, one.etag))
+            yield _by_content(one.url, InputFacts(one.size, one.changed_ns, one.etag))
 
 
 def _ending(path: Path) -> str:
