@@ -34,7 +34,7 @@ class FetchesAhead(Protocol):
 
 
 AHEAD = 64
-"""Requests that are fetched ahead of their turn: as many as a bucket needs to answer while the first ones are trained on."""
+"""Requests that are fetched ahead of their turn: a bucket needs as long to answer as some of them take to train on."""
 
 
 class Ring:
