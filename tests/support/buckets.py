@@ -25,8 +25,9 @@ KEY, SECRET = "TRIPLANETESTKEY", "triplane-test-secret-0123456789"
 BUCKET = "triplane"
 START_S = 60
 
-Failure = Literal["500", "503", "truncated", "reset", "lost", "expired", "denied", "stale"]
-"""An answer of 500 InternalError or 503 SlowDown; half a body; a connection that ends; a request that is carried out
+Failure = Literal["500", "503", "truncated", "short", "reset", "lost", "expired", "denied", "stale"]
+"""An answer of 500 InternalError or 503 SlowDown; half a body, and half
+a body as if it were whole; a connection that ends; a request that is carried out
 and whose answer is lost; credentials that have expired or may not; a listing as it was at first."""
 
 
@@ -248,7 +249,8 @@ class _Handler(BaseHTTPRequestHandler):
         if failure == "lost":
             self._break()
             return
-        self._answer(answer, data, cut=failure == "truncated")
+        is_short = failure == "short" and self.command == "GET" and not request.is_listing
+        self._answer(answer, data[: len(data) // 2] if is_short else data, cut=failure == "truncated")
 
     def _answer(self, answer: http.client.HTTPResponse, data: bytes, cut: bool) -> None:
         self.send_response_only(answer.status)
