@@ -159,9 +159,13 @@ def train(config, consumed, iterations, micro_batch_size, data_parallel_size, gl
         batches.append(by_rank.swapaxes(0, 1).reshape(global_batch_size, -1))
     end = consumed + iterations * global_batch_size
     noted = [source.position(end) for source in ranks]
-    for one in noted:
-        assert all(text == other.get(number, text) for other in noted for number, text in one.items())
-    return np.concatenate(batches[:iterations]), {number: text for one in noted for number, text in one.items()}
+    cursors = {}
+    for number, (sample, cursor) in (item for one in noted for item in one.items()):
+        assert cursors.setdefault((number, sample), cursor) == cursor
+    # of several ranks' the farthest, as in a checkpoint
+    return np.concatenate(batches[:iterations]), {
+        number: f"{sample} {cursors[number, sample]}" for number, sample in sorted(cursors)
+    }
 
 
 @pytest.mark.parametrize("layout", [(1, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)])

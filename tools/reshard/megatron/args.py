@@ -202,7 +202,7 @@ def scheduler(
     entry = entry_of(curve)
     ours = {theirs: entry[name] for theirs, name in _OF_SCHEDULER.items()}
     # Megatron has no curve that begins later: its count begins with ours
-    return {**(known or {}), **ours, "num_steps": max(0, progress.consumed_samples - curve.begins_at)}
+    return {**(known or {}), **ours, "num_steps": curve.samples_on(progress.consumed_samples)}
 
 
 def operations(config: RunConfig, shape: GPTShape, progress: Progress) -> float:
