@@ -14,7 +14,7 @@ import runs
 from data.prepared import Prepared
 from data.source import build_source
 from program.errors import UserError
-from recorded_samples import CALLBACK, digest, recorded
+from tests.faults.recorded_samples import CALLBACK, digest, recorded
 from tests.training.health.injected import tensors
 from tools.report.events import marks
 from tools.report.run_data import read_run

@@ -1,11 +1,7 @@
-"""A callback (``train.callbacks``) that writes down which sample a rank takes when, whole windows as they were read.
-
-Beside a recipe it is importable in the processes that a run starts itself, too.
-"""
+"""A callback (``train.callbacks``) that writes down which sample a rank takes when, whole windows as they were read."""
 
 import hashlib
 import json
-import shutil
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -15,7 +11,7 @@ import numpy as np
 
 from training import batches
 
-CALLBACK = "recorded_samples:RecordedSamples"
+CALLBACK = f"{__name__}:RecordedSamples"
 
 
 class RecordedSamples:
@@ -45,12 +41,8 @@ class RecordedSamples:
             begun[0] += layout.dp * len(window)
             return plain_batch(window, *rest)
 
-        batches.BatchStream.next, batches.to_batch = following, to_batch  # type: ignore[method-assign]
-
-
-def beside(folder: Path) -> None:
-    """Make it importable to runs of the recipes in a folder."""
-    shutil.copy(__file__, folder)
+        vars(batches)["to_batch"] = to_batch
+        batches.BatchStream.next = following  # type: ignore[method-assign,assignment]
 
 
 def digest(window: np.ndarray) -> str:
