@@ -38,8 +38,6 @@ def test_srun_carries_a_run_through_a_change_of_stage(cluster: PrivateCluster, t
     ]  # fmt: skip
     events = read_history(folder / "run")
     begins = [one.fields for one in events if one.event == "begin"]
-    assert [(one["nodes"], one["world_size"], one["layout"]) for one in begins] == [
-        (2, 2, "TP 1 x PP 1 x DP 2"),
-        (2, 2, "TP 2 x PP 1 x DP 1"),
-    ]
+    places = [(one["nodes"], one["world_size"], one["layout"]) for one in begins]
+    assert places == [(2, 2, "TP 1 x PP 1 x DP 2"), (2, 2, "TP 2 x PP 1 x DP 1")]
     assert [one.text("name") for one in events if one.event == "stage"] == ["first", "longer"]
