@@ -42,6 +42,8 @@ def test_samples_that_are_skipped_are_never_taken(
     """In two layouts, and with a range that a resume adds; one that was trained on by then stays trained on."""
     gaps = ("--data.samples_to_skip", "6-8", "17")
     train(prepared, tmp_path, 2, "--train.exit_interval", "4", *gaps)
+    spoiled = {"what": "", "ranges": [[45, 46]]}  # of iteration 6, by its position
+    (tmp_path / "skipped_samples.json").write_text(json.dumps(spoiled))
     metrics = train(prepared, tmp_path, 2, "--train.train_iters", "7", *gaps, "2-3", "22-41", *TP2)
     positions = [*range(6), *range(9, 17), *range(18, 22), *range(42, 52)]
     config = runs.configuration(tmp_path)
@@ -49,6 +51,7 @@ def test_samples_that_are_skipped_are_never_taken(
     assert recorded(tmp_path) == [digest(window) for window in source.fetch(np.array(positions))]
     # what counts
     assert [line["samples_skipped"] for line in metrics] == [0, 3, 3, 4, 24, 24, 24]
+    assert [line["skipped"] for line in metrics] == [0] * 5 + [1, 0]
     assert [line["consumed_samples"] for line in metrics] == [4, 8, 12, 16, 20, 24, 28]
     assert metrics[-1]["epoch"] == pytest.approx(52 / source.samples_per_epoch)  # type: ignore[attr-defined]
     order = state(tmp_path, 7)["entries"]["order"]
