@@ -226,7 +226,7 @@ def test_samples_in_gaps_are_passed_and_not_read_again(tmp_path, monkeypatch):
         tokenised.clear()
         found = resumed.fetch(gaps.positions(np.arange(consumed, consumed + 16)))
         np.testing.assert_array_equal(found, expected[consumed : consumed + 16])
-        assert sum(tokenised) < 8 * 20  # not from the beginning
+        assert sum(tokenised) < 50  # documents: from what is nearest
 
 
 def test_without_a_position_what_was_before_is_passed_over(tmp_path):

@@ -40,7 +40,7 @@ COUNTS: dict[Campaign, int] = {
     "matrix": 1000,
     "disk": 1000,
     "jobs": 1000,
-    "stages": 60,
+    "stages": 30,
     "hostile": 2200,
 }
 """How many cases make docs/faults.md; of the matrix, the disk and the jobs, all there are."""

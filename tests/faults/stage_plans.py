@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,6 +52,8 @@ class StagePlan:
     """In words."""
     own_layouts: bool
     """Stages have theirs, all on two ranks; else a start may choose."""
+    skipped: frozenset[int]
+    """Positions of samples that are not to be taken."""
 
 
 def write_texts(folder: Path) -> None:
@@ -81,10 +84,8 @@ def drawn(seed: str, texts: Path, folder: Path, most: int = 4) -> StagePlan:
     if draw.random() < 0.5:
         train["iterations_to_skip"] = [draw.randint(1, at.iterations), f"{at.iterations}-{at.iterations + 3}"]
     begins = [draw.randrange(at.samples) for _ in range(draw.randrange(4))]
-    data: dict[str, Any] = {
-        "samples_to_skip": [f"{begin}-{begin + draw.randrange(12)}" for begin in begins],
-        "split": "1,0,0",
-    }
+    gaps = [range(begin, begin + 1 + draw.randrange(12)) for begin in begins]
+    data: dict[str, Any] = {"samples_to_skip": [f"{gap[0]}-{gap[-1]}" for gap in gaps], "split": "1,0,0"}
     data |= {"tokenizer": "byte", "cache_dir": str(folder / "cache"), "stream_count": 4, **_texts(draw, texts, streams)}
     checkpoint = {"save_interval": draw.randint(1, 3), "async_save": draw.random() < 0.5, "keep": 2}
     sections = {"train": train, "data": data, "checkpoint": checkpoint}
@@ -92,7 +93,7 @@ def drawn(seed: str, texts: Path, folder: Path, most: int = 4) -> StagePlan:
     parts = [f"[{name}]\n{_lines(section)}" for name, section in sections.items()]
     recipe.write_text("\n".join([BASE, *parts, *(f"[[stage]]\n{_lines(table)}" for table in tables)]))
     kinds = [f"{len(tables)} stages", "streams" if streams else "shards", *["own layouts"] * own_layouts]
-    return StagePlan(recipe=recipe, kind=", ".join(kinds), own_layouts=own_layouts)
+    return StagePlan(recipe=recipe, kind=", ".join(kinds), own_layouts=own_layouts, skipped=frozenset(chain(*gaps)))
 
 
 @dataclass(kw_only=True, slots=True)

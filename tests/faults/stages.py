@@ -59,6 +59,7 @@ def one(seed: str, case: str, texts: Path, folder: Path, most: int = 4) -> CaseR
     began, plan, draw = time.monotonic(), drawn(seed, texts, folder, most), Random(f"{seed} disturbed")
     whole, run_dir = folder / "undisturbed", folder / "run"
     problems, outcome = to_its_end(plan, whole, 2 if plan.own_layouts else 1), "undisturbed only"
+    problems = problems or miscounted(plan, whole)
     if not problems:
         kills, met = 0, set[int]()
         for _ in range(draw.randint(2, 4)):
@@ -125,6 +126,18 @@ def trained(run_dir: Path) -> dict[int, dict[str, float]]:
 def iterations(run_dir: Path) -> int:
     """How many have a line."""
     return len(trained(run_dir))
+
+
+def miscounted(plan: StagePlan, run_dir: Path) -> list[str]:
+    """Iterations that have passed another number of samples than lie before the last one that they took."""
+    problems, position, taken = [], 0, 0
+    for number, line in trained(run_dir).items():
+        while taken < line["consumed_samples"]:
+            taken += position not in plan.skipped
+            position += 1
+        if line.get("samples_skipped", 0) != position - taken:
+            problems.append(f"iteration {number}: expected {position - taken} skipped samples, found {line}")
+    return problems[:1]
 
 
 COUNTERS = (
