@@ -47,9 +47,9 @@ class DataConfig:
     """Bytes that one byte of a compressed file may unpack to, over the whole file."""
 
     samples_to_skip: tuple[int | str, ...] = ()
-    """Samples that are never trained on, by their numbers in the order from 0, as "1000000-1001999" (both included):
-    those of a spike, as in PaLM's training (arXiv:2204.02311, section 5.1). The run takes the following ones instead. A
-    resume may add ranges; what has been trained on by then stays so."""
+    """Samples that are never trained on, by their numbers in the order from 0, as "1000000-1001999" (both included).
+    The following ones are taken instead, as after spikes of PaLM's (arXiv:2204.02311, section 5.1). What a resume adds
+    changes nothing of what has been trained on."""
 
     order: Literal["exact", "megatron"] = "exact"
     """"exact": a sample is a function of the seed and its number alone. "megatron": megatron-core's GPTDataset, to
@@ -125,10 +125,8 @@ class DataConfig:
         found += stream_problems(self)
         found += number_ranges.problems("data.samples_to_skip", self.samples_to_skip, 0)
         if self.samples_to_skip and self.order == "megatron":
-            found.append(
-                'data.samples_to_skip: data.order = "megatron" has as many samples as the training takes, and none to '
-                "take instead. train.iterations_to_skip skips the updates of iterations."
-            )
+            no_more = 'data.samples_to_skip: data.order = "megatron" has no samples to take instead.'
+            found.append(f"{no_more} Use train.iterations_to_skip, whose updates are skipped.")
         if not all(self.paths):
             found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
         return found

@@ -14,11 +14,13 @@ import numpy as np
 
 from program.number_ranges import NumberRange, merged
 
+type Ranges = Sequence[NumberRange]
+
 
 class Gaps:
     """The gaps of a run, ascending."""
 
-    def __init__(self, ranges: Sequence[NumberRange] = ()) -> None:
+    def __init__(self, ranges: Ranges = ()) -> None:
         self.ranges = merged(ranges)
         self._skipped = np.cumsum([0, *(end - first for first, end in self.ranges)], dtype=np.int64)
         firsts = np.array([first for first, _ in self.ranges], np.int64)
@@ -27,10 +29,6 @@ class Gaps:
     def positions(self, consumed: np.ndarray) -> np.ndarray:
         """Of the samples that are taken after so many others: both [n] int64."""
         return consumed + self._skipped[np.searchsorted(self._met_at, consumed, side="right")]
-
-    def next(self, consumed: int) -> int:
-        """Of one of them."""
-        return int(self.positions(np.array([consumed]))[0])
 
     def behind(self, consumed: int) -> int:
         """The position behind the last of so many samples; a gap that begins there is not met yet."""
@@ -44,9 +42,7 @@ class Gaps:
 NO_GAPS = Gaps()
 
 
-def continued(
-    met: Sequence[NumberRange], given: Sequence[NumberRange], consumed: int
-) -> tuple[Gaps, list[NumberRange]]:
+def continued(met: Ranges, given: Ranges, consumed: int) -> tuple[Gaps, Ranges]:
     """The gaps of a run that goes on, and what of ``given`` it has trained on, which stays trained on.
 
     met: gaps until now. given: the recipe's.

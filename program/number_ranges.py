@@ -25,7 +25,7 @@ def merged(ranges: Iterable[NumberRange]) -> tuple[NumberRange, ...]:
     return tuple(found)
 
 
-def described(ranges: Sequence[NumberRange]) -> str:
+def listed(ranges: Sequence[NumberRange]) -> str:
     """As ``read_ranges`` reads them, with separators of thousands."""
     return ", ".join(f"{first:,}" if end == first + 1 else f"{first:,}-{end - 1:,}" for first, end in ranges)
 
@@ -37,17 +37,15 @@ def problems(name: str, given: Sequence[int | str], least: int) -> list[str]:
     except ValueError as error:
         return [f'{name}: expected numbers as 7 or "100-120", {error}.']
     if read and not least <= read[0][0] <= read[-1][1] <= MOST:
-        return [f"{name}: expected numbers from {least} to {MOST:,}, found {described(read)}."]
+        return [f"{name}: expected numbers from {least} to {MOST:,}, found {listed(read)}."]
     return []
 
 
 def _read(given: int | str) -> NumberRange:
-    match = re.fullmatch(r"([\d_]{1,20})(?:-([\d_]{1,20}))?", str(given))
-    try:
-        assert match is not None
-        first, last = int(match[1]), int(match[2] or match[1])
-    except (AssertionError, ValueError):
-        raise ValueError(f"found {given!r:.60}") from None
+    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", str(given))
+    if match is None:
+        raise ValueError(f"found {given!r:.60}")
+    first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise ValueError(f'found "{given}", which ends before it begins')
     return first, last + 1

@@ -59,16 +59,13 @@ class StreamedSource:
     def position(self, samples: int) -> dict[int, tuple[int, Cursor]]:
         """Of each stream that was read here the sample of its own, and where it begins, that follows the first
         `samples` global ones; where that was not read up to, since samples were skipped, the nearest before it."""
+        end = samples + self.shift
         with self._lock:
             return {
                 number: max(before)
                 for number, known in self._known.items()
-                if (before := [one[1:] for one in known if 0 < one[1] <= self._own_samples(number, samples)])
+                if (before := [one[1:] for one in known if 0 < one[1] <= -((number - end) // self.count)])
             }
-
-    def _own_samples(self, number: int, samples: int) -> int:
-        """Of the first so many global samples, those of a stream."""
-        return -(-(samples + self.shift - number) // self.count)
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64.

@@ -27,7 +27,6 @@ def test_positions_are_the_numbers_outside_of_gaps(seed: int) -> None:
     gaps, expected = Gaps(ranges), counted_out(ranges)
     assert gaps.positions(np.arange(len(expected))).tolist() == expected
     for consumed, position in enumerate(expected):
-        assert gaps.next(consumed) == position
         assert gaps.behind(consumed + 1) == position + 1
         assert gaps.met(consumed + 1) == tuple(one for one in ranges if one[1] <= position)
     assert (gaps.behind(0), gaps.met(0)) == (0, ())
@@ -51,4 +50,4 @@ def test_other_gaps_hold_from_where_the_run_is(seed: int) -> None:
         consumed += more
         met = gaps.met(consumed)
     assert continued(met, (), consumed)[0].ranges == met
-    assert NO_GAPS.next(7) == NO_GAPS.behind(7) == 7
+    assert NO_GAPS.behind(7) == 7

@@ -18,10 +18,7 @@ def training(draft: Draft) -> None:
             draft.irrelevant.append(f"--{flag} 0: it never {what}, which is Triplane's default")
     if skipped := draft.arguments.texts(flag := "iterations-to-skip"):
         draft.put("train.iterations_to_skip", [number(flag, one, int) for one in skipped], f"--{flag}")
-        draft.notes.append(
-            f"--{flag}: numbers of iterations are the log's, as in newer versions of Megatron-LM; older ones skip the "
-            "iteration behind each."
-        )
+        draft.notes.append(f"--{flag}: the log's numbers; older Megatron-LM skips the iteration behind each.")
     interval = draft.arguments.whole("manual-gc-interval")
     if draft.arguments.switch("manual-gc"):
         draft.put("train.manual_gc_interval", interval or 100, "--manual-gc-interval" if interval else "--manual-gc")

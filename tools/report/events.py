@@ -24,11 +24,6 @@ COLOURS = {
     "restart": "var(--c7)", "layout change": "var(--c3)", "skipped or replayed update": "var(--bad)",
     "spike": "var(--c5)", "stage": "var(--c4)", "skipped samples": "var(--c2)",
 }  # fmt: skip
-MARKED = {
-    **dict.fromkeys(("nonfinite", "replayed", "skipped"), "skipped or replayed update"),
-    "spike": "spike", "samples_skipped": "skipped samples",
-}  # fmt: skip
-"""Events that say more than a start does, by what their mark is called."""
 EXITS = {2: "bad input", STOPPED: "stopped on request, saved"}
 STOPS = {"done": "training is done", "stage": "the stage is over", "requested": "stopped on request"}
 """By the reason of training/loop.py."""
@@ -49,8 +44,9 @@ def marks(run: RunData) -> list[Mark]:
         found[kind].append(Mark(x=now.iteration or 0, title=_cut(text, 200), colour=COLOURS[kind]))
     said = set[int]()
     for event in run.events:
-        if event.event in MARKED and event.iteration is not None:
-            kind = MARKED[event.event]
+        if event.event in ("spike", "nonfinite", "replayed", "skipped", "samples_skipped") and event.iteration:
+            of_others = {"spike": "spike", "samples_skipped": "skipped samples"}
+            kind = of_others.get(event.event, "skipped or replayed update")
             said.add(event.iteration)
             found[kind].append(
                 Mark(x=event.iteration, title=_cut(event.text("text") or kind, 200), colour=COLOURS[kind])

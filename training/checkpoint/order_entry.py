@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.gaps import Gaps, continued
+from data.gaps import Gaps, Ranges, continued
 from data.order_begin import RUN_BEGIN, OrderBegin, Read, read_until
 from data.prepared import Prepared
 from program.errors import SharedMistake
-from program.number_ranges import NumberRange, read_ranges
+from program.number_ranges import read_ranges
 from program.schema import JSON, Count, structured
 from training.config.run_config import RunConfig
 from training.progress import Progress
@@ -40,15 +40,11 @@ def noted(prepared: Prepared, config: RunConfig, begin: OrderBegin, gaps: Gaps, 
     consumed, seq_length = progress.consumed_samples, config.model.seq_length
     now = read_until(prepared, config.data, seq_length, config.train.seed, begin, gaps.behind(consumed))
     before, so_far = ({key: list(one) for key, one in read.items()} for read in (begin.read, now))
-    return {
-        ENTRY: {
-            "iteration": _began(config), "samples": begin.samples, "before": before, "now": so_far,
-            "skipped": [list(one) for one in gaps.met(consumed)],
-        }
-    }  # fmt: skip
+    began = {"iteration": _began(config), "samples": begin.samples, "before": before}
+    return {ENTRY: {**began, "now": so_far, "skipped": [list(one) for one in gaps.met(consumed)]}}
 
 
-def gaps_of(entries: Mapping[str, JSON], config: RunConfig, progress: Progress) -> tuple[Gaps, list[NumberRange]]:
+def gaps_of(entries: Mapping[str, JSON], config: RunConfig, progress: Progress) -> tuple[Gaps, Ranges]:
     """The gaps of the order that training continues, and what of ``data.samples_to_skip`` comes too late for it."""
     entry, problems = structured(entries.get(ENTRY), OrderEntry)
     met = () if problems or not progress.consumed_samples else entry.skipped

@@ -57,8 +57,8 @@ class NonFinite:
         gaps: Gaps = NO_GAPS,
         note: Note = unnoted,
     ) -> None:
-        self.gaps = gaps
         self.policy, self.chunks, self.ranks, self.run_dir, self.note = policy, chunks, ranks, run_dir, note
+        self.gaps = gaps
         self.before, self.probe = Before(chunks, optimizer, ranks), NonfiniteProbe(chunks)
         self.skips = 0
 
@@ -178,7 +178,7 @@ class NonFinite:
             if self.ranks.at.tp == 0 and self.ranks.is_first_stage:
                 _write_batch(folder, microbatches, self.ranks)
             if self.ranks.rank == 0:
-                sample = self.gaps.next(progress.consumed_samples)
+                sample = self.gaps.behind(progress.consumed_samples + 1) - 1
                 _write_found(folder, first, second, found, progress.iteration + 1, sample)
         except OSError as error:
             self.ranks.say(f"{folder} could not be written: {error}")

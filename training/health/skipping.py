@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from data.gaps import Gaps
 from parallel.groups import Ranks
-from program.number_ranges import NumberRange, described
+from program.number_ranges import NumberRange, listed
 from program.schema import JSON
 from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import entry_of
@@ -39,34 +39,29 @@ class Skipping(Callback):
         self.iterations, self.gaps, self.schedule, self.ranks, self.note = iterations, gaps, schedule, ranks, note
         done = entries.get(ENTRY)
         self.skipped = done if isinstance(done, int) else 0
-        self.progress = Progress()
-
-    def start(self, progress: Progress) -> None:
-        self.progress = progress
+        self.consumed = 0
 
     def holds(self, iteration: int) -> bool:
         """Whether this iteration makes no update."""
         return any(first <= iteration < end for first, end in self.iterations)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
-        met = self.gaps.met(progress.consumed_samples)[len(self.gaps.met(self.progress.consumed_samples)) :]
+        self.consumed = progress.consumed_samples
+        met = self.gaps.met(self.consumed)[len(self.gaps.met(self.consumed - result.samples)) :]
         if met:
-            text = f"iteration {progress.iteration}: samples {described(met)} are skipped (data.samples_to_skip)"
+            text = f"iteration {progress.iteration}: samples {listed(met)} are skipped (data.samples_to_skip)"
             self.ranks.say(text)
             self.note("samples_skipped", progress.iteration, text=text)
         if self.holds(progress.iteration):
             self.skipped += 1
-            waited = self.schedule.waited_samples + progress.consumed_samples - self.progress.consumed_samples
-            self.schedule = replace(self.schedule, waited_samples=waited)
-        self.progress = progress
+            self.schedule = replace(self.schedule, waited_samples=self.schedule.waited_samples + result.samples)
 
     def report(self) -> Mapping[str, float]:
         """Since the run began; nothing of a run that skips nothing."""
-        found = {
-            "samples_skipped": self.gaps.behind(self.progress.consumed_samples) - self.progress.consumed_samples,
-            "iterations_skipped": self.skipped,
-        }
-        return found if self.gaps.ranges or self.iterations or self.skipped else {}
+        if not (self.gaps.ranges or self.iterations or self.skipped):
+            return {}
+        passed = self.gaps.behind(self.consumed) - self.consumed
+        return {"samples_skipped": passed, "iterations_skipped": self.skipped}
 
     def entry(self) -> dict[str, JSON]:
         """For a checkpoint of this moment."""

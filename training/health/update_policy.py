@@ -130,18 +130,17 @@ class HealthPolicy(Callback, UpdatePolicy):
 
     def _roll_back(self, gradients: GradientResult) -> str:
         """Note the batch for the next start, and say what that will do."""
-        first, end = self._batch(gradients)
-        problem = self.skipped_batches.add(first, end)
+        problem = self.skipped_batches.add(*(batch := self._batch(gradients)))
         noted = f", which could not be written: {problem}" if problem else ""
         return (
             "Ended before its update (fault.spike); started again, the run continues its newest checkpoint and skips "
-            f"the update of samples {first} to {end - 1} ({self.skipped_batches.path}{noted})"
+            f"the update of samples {batch[0]} to {batch[1] - 1} ({self.skipped_batches.path}{noted})"
         )
 
     def _batch(self, gradients: GradientResult) -> tuple[int, int]:
         """Positions of its first sample, and behind its last one."""
         gaps, consumed = self.skipping.gaps, self.progress.consumed_samples
-        return gaps.next(consumed), gaps.behind(consumed + gradients.samples)
+        return gaps.behind(consumed + 1) - 1, gaps.behind(consumed + gradients.samples)
 
     def _now(self) -> str:
         return f"iteration {self.progress.iteration + 1}"

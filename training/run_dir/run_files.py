@@ -15,7 +15,7 @@ from data.tokenizers.tokenizer_json import JsonTokenizer
 from parallel.groups import Ranks
 from program.durable import replace_file
 from program.errors import SharedFault, SharedMistake
-from program.number_ranges import described, read_ranges
+from program.number_ranges import listed, read_ranges
 from training import checkpoint
 from training.checkpoint import order_entry, stage_entry
 from training.checkpoint.agreement import on_first_rank
@@ -81,7 +81,7 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
     ranks.say(f"next learning rate {rate:.3e}{_over(schedule, progress, rate)}")
     gaps, trained = order_entry.gaps_of(restored.entries, config, progress)
     if trained:
-        ranks.say(f"data.samples_to_skip: {described(trained)}: trained on before this checkpoint, and not skipped")
+        ranks.say(f"data.samples_to_skip: {listed(trained)}: trained on before this checkpoint, and not skipped")
     order = order_entry.found(restored.entries, config, progress, gaps, restored.path)
     if progress.consumed_samples and not order_entry.begins_here(config, progress):
         other = data_changes(restored.entries.get("data"), data_entry(config, prepared))

@@ -98,9 +98,9 @@ def test_iterations_are_computed_without_an_update(prepared: Prepared, tmp_path:
 def test_a_dry_run_says_what_is_skipped() -> None:
     given = [str(runs.DEBUG), "--dry_run", "--train.iterations_to_skip", "7", "3-5", "--data.samples_to_skip", "10-19"]
     text = describe(parse_config(given))
-    assert "#   skipped samples: 10-19 (data.samples_to_skip)" in text
-    assert "#   skipped updates of iterations: 3-5, 7 (train.iterations_to_skip)" in text
-    with pytest.raises(UserError, match=r"data.samples_to_skip: data.order = .megatron. has as many samples"):
+    assert "#   samples_to_skip: 10-19" in text
+    assert "#   iterations_to_skip: 3-5, 7" in text
+    with pytest.raises(UserError, match=r"data.samples_to_skip: data.order = .megatron. has no samples to take"):
         describe(parse_config([*given, "--data.order", "megatron"]))
     with pytest.raises(UserError) as caught:
         describe(parse_config([*given, "9-2", "--train.iterations_to_skip", "0"]))
