@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from program import number_ranges
+
 MOST_STREAMS = 65_536
 MOST_SOURCES = 65_535
 """Of a blend: its table holds their numbers in 16 bits."""
@@ -44,6 +46,11 @@ class DataConfig:
 
     max_expansion: float = 200.0
     """Bytes that one byte of a compressed file may unpack to, over the whole file."""
+
+    samples_to_skip: tuple[int | str, ...] = ()
+    """Samples that are never trained on, by their numbers in the order from 0, as "1000000-1001999" (both included).
+    The following ones are taken instead, as after spikes of PaLM's (arXiv:2204.02311, section 5.1). What a resume adds
+    changes nothing of what has been trained on."""
 
     order: Literal["exact", "megatron"] = "exact"
     """"exact": a sample is a function of the seed and its number alone. "megatron": megatron-core's GPTDataset, to
@@ -123,6 +130,10 @@ class DataConfig:
             found.append(f"data.bucket_cache_gb must be above 0, found {self.bucket_cache_gb}.")
         found += blend_problems(self)
         found += stream_problems(self)
+        found += number_ranges.problems("data.samples_to_skip", self.samples_to_skip, 0)
+        if self.samples_to_skip and self.order == "megatron":
+            no_more = 'data.samples_to_skip: data.order = "megatron" has no samples to take instead.'
+            found.append(f"{no_more} Use train.iterations_to_skip, whose updates are skipped.")
         if not all(self.paths):
             found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
         return found

@@ -57,7 +57,7 @@ TORCH = """
     save_interval saving storage stream_position weights    training.checkpoint.background: saver
     training.generation: forward generate samples sampling texts
     training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay
-    replica_check skipped_batches stragglers update_policy
+    replica_check skipped_batches skipping stragglers update_policy
     training.memory: host_room measured out_of_memory
     training.metrics: compilation log_disk meters parameter_stats recorder
     training.profile: callback memory_snapshot ranges timeline waits

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data.gaps import NO_GAPS, Gaps
 from data.loader import Batch, Packing, Prefetcher, Ring, needs_batch, to_batch
 from data.order import rank_indices
 from data.prepared import Samples, SourceProgress
@@ -47,8 +48,9 @@ class BatchStream:
         micro_batch_size: int,
         consumed_samples: int,
         packing: Packing | None = None,
+        gaps: Gaps = NO_GAPS,
     ) -> None:
-        """packing: how documents are kept apart; None: each sample is one text."""
+        """packing: how documents are kept apart; None: each sample is one text. gaps: in the order of samples."""
         at, layout = ranks.at, ranks.layout
         self.ranks, self.schedule, self.micro_batch_size, self.consumed_samples = (
             ranks,
@@ -56,7 +58,7 @@ class BatchStream:
             micro_batch_size,
             consumed_samples,
         )
-        self.packing = packing
+        self.packing, self.gaps = packing, gaps
         self.newest: list[Batch | None] = []
         """What ``next`` gave last."""
         every_stage = packing is not None and packing.by_document
@@ -96,7 +98,7 @@ class BatchStream:
 
     def sources(self) -> dict[str, SourceProgress]:
         """How far each source has been read, by its name; none on a rank that reads nothing."""
-        return self.source.sources(self.consumed_samples) if self.source else {}
+        return self.source.sources(self.gaps.behind(self.consumed_samples)) if self.source else {}
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -110,7 +112,7 @@ class BatchStream:
             indices = rank_indices(
                 consumed_samples, microbatches, self.micro_batch_size, self.ranks.at.dp, self.ranks.layout.dp
             )
-            yield indices.reshape(-1)
+            yield self.gaps.positions(indices.reshape(-1))
             consumed_samples += microbatches * self.micro_batch_size * self.ranks.layout.dp
 
 

@@ -84,7 +84,8 @@ def train(
         companions = build_companions(run, parts, stream, begun, collector)
         step = partial(
             one_step, parts, stream,
-            schedule=begun.schedule, policy=companions.policy, before_update=companions.before_update,
+            schedule=lambda: companions.skipping.schedule, policy=companions.policy,
+            before_update=companions.before_update,
         )  # fmt: skip
         save = heartbeat.within("save", companions.saves)
         progress, reason = loop.run(
@@ -122,18 +123,17 @@ def one_step(
     progress: Progress,
     requests: StepRequests,
     *,
-    schedule: Schedule | None = None,
+    schedule: Callable[[], Schedule] | None = None,
     policy: UpdatePolicy | None = None,
     before_update: Callable[[], None] = lambda: None,
 ) -> tuple[Progress, StepResult]:
     """The iteration after ``progress``: its batch, its learning rate, its update.
 
-    schedule: None: this configuration's, as of a run that begins. policy: None: as mcore does.
+    schedule: of now; None: this configuration's, as of a run that begins. policy: None: as mcore does.
     """
     config = parts.config
-    schedule = schedule or config.schedule
     microbatches = stream.next(config.model.seq_length)
-    rates = schedule.rates(progress.consumed_samples)
+    rates = (schedule() if schedule else config.schedule).rates(progress.consumed_samples)
     run_step = partial(train_step, parts, microbatches, rates, requests, before_update=before_update)
     metrics.begin_step()
     result = run_step(policy.decide if policy else skip_overflows)

@@ -56,14 +56,15 @@ class StreamedSource:
             self._known[number] = [(0, int(sample), Cursor.parse(cursor))]
             self._said = max(self._said, self._known[number][0][2].epoch)
 
-    def position(self, consumed_samples: int) -> dict[int, str]:
-        """Where the sample of each stream that follows the first `consumed_samples` begins, of those known here."""
+    def position(self, samples: int) -> dict[int, tuple[int, Cursor]]:
+        """Of each stream that was read here the sample of its own, and where it begins, that follows the first
+        `samples` global ones; where that was not read up to, since samples were skipped, the nearest before it."""
+        end = samples + self.shift
         with self._lock:
             return {
-                number: f"{sample} {cursor}"
+                number: max(before)
                 for number, known in self._known.items()
-                for _, sample, cursor in known
-                if sample == -(-(consumed_samples + self.shift - number) // self.count) > 0
+                if (before := [one[1:] for one in known if 0 < one[1] <= -((number - end) // self.count)])
             }
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:

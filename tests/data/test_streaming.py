@@ -13,6 +13,7 @@ import pytest
 
 from campaign import some
 from data.config import DataConfig
+from data.gaps import Gaps
 from data.order import rank_indices
 from data.prepare import prepare
 from data.source import build_source
@@ -159,9 +160,13 @@ def train(config, consumed, iterations, micro_batch_size, data_parallel_size, gl
         batches.append(by_rank.swapaxes(0, 1).reshape(global_batch_size, -1))
     end = consumed + iterations * global_batch_size
     noted = [source.position(end) for source in ranks]
-    for one in noted:
-        assert all(text == other.get(number, text) for other in noted for number, text in one.items())
-    return np.concatenate(batches[:iterations]), {number: text for one in noted for number, text in one.items()}
+    cursors = {}
+    for number, (sample, cursor) in (item for one in noted for item in one.items()):
+        assert cursors.setdefault((number, sample), cursor) == cursor
+    # of several ranks' the farthest, as in a checkpoint
+    return np.concatenate(batches[:iterations]), {
+        number: f"{sample} {cursors[number, sample]}" for number, sample in sorted(cursors)
+    }
 
 
 @pytest.mark.parametrize("layout", [(1, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)])
@@ -200,6 +205,28 @@ def test_a_resume_in_another_layout_goes_on_at_once(tmp_path, kind, monkeypatch)
         assert set(position) == set(range(8))
         if iterations == 1:  # 48 windows of 33 tokens from 8 streams, out of 53 iterations' 200 documents
             assert sum(tokenised) < 8 * 20
+
+
+def test_samples_in_gaps_are_passed_and_not_read_again(tmp_path, monkeypatch):
+    """A checkpoint notes streams that stand in a gap or before it: a resume goes on there."""
+    config, gaps = configured(made("jsonl", tmp_path)), Gaps([(40, 43), (64, 75), (990, 1200)])
+    expected = opened(config).fetch(gaps.positions(np.arange(1200)))
+    tokenised, plain = [], BytesEngine.encode_batch
+    monkeypatch.setattr(
+        BytesEngine, "encode_batch", lambda self, texts: tokenised.append(len(texts)) or plain(self, texts)
+    )
+    for consumed in (41, 60, 64, 976, 1000):
+        source = opened(config)
+        for first in range(0, consumed, 8):
+            source.fetch(gaps.positions(np.arange(first, min(first + 8, consumed))))
+        noted = source.position(gaps.behind(consumed))
+        assert set(noted) == set(range(8))
+        resumed = opened(config)
+        resumed.resume({number: f"{sample} {cursor}" for number, (sample, cursor) in noted.items()})
+        tokenised.clear()
+        found = resumed.fetch(gaps.positions(np.arange(consumed, consumed + 16)))
+        np.testing.assert_array_equal(found, expected[consumed : consumed + 16])
+        assert sum(tokenised) < 50  # documents: from what is nearest
 
 
 def test_without_a_position_what_was_before_is_passed_over(tmp_path):

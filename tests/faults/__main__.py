@@ -1,12 +1,13 @@
 """Inject faults and write what came of them to docs/faults.md.
 
-    python -m tests.faults [--only damages kills matrix disk jobs hostile] [--count N] [--seed N]
+    python -m tests.faults [--only damages kills matrix disk jobs stages hostile] [--count N] [--seed N]
 
     damages   files of a checkpoint changed in every way, on ranks that then load it
     kills     processes of a real run killed around saving, and the run started again
     matrix    saved in one layout, loaded in every other
     disk      full, out of inodes, read-only, gone
     jobs      under a private SLURM: killed and hung ranks, signals, lost nodes
+    stages    random [[stage]] tables, killed at random moments, in other layouts
     hostile   files, flags and environments made to break things
 
 A campaign is a list of seeded cases; each leaves one result. The suite and its campaign run a few cases of each
@@ -32,13 +33,14 @@ from tests.benchmarks.circumstances import ROOT, commit, now
 from tests.faults import document
 from tests.faults.results import Store
 
-Campaign = Literal["damages", "kills", "matrix", "disk", "jobs", "hostile"]
+Campaign = Literal["damages", "kills", "matrix", "disk", "jobs", "stages", "hostile"]
 COUNTS: dict[Campaign, int] = {
     "damages": 500,
     "kills": 200,
     "matrix": 1000,
     "disk": 1000,
     "jobs": 1000,
+    "stages": 30,
     "hostile": 2200,
 }
 """How many cases make docs/faults.md; of the matrix, the disk and the jobs, all there are."""
@@ -48,10 +50,10 @@ COUNTS: dict[Campaign, int] = {
 class Faults:
     """Inject faults and write what came of them to docs/faults.md."""
 
-    only: tuple[Campaign, ...] = ("damages", "kills", "matrix", "disk", "jobs", "hostile")
+    only: tuple[Campaign, ...] = ("damages", "kills", "matrix", "disk", "jobs", "stages", "hostile")
     """damages: changed files; kills: killed processes; matrix: every layout's checkpoint in every other; disk: full,
-    read-only, gone; jobs: everything else, under a private SLURM; hostile: files, flags and
-    surroundings made to break things."""
+    read-only, gone; jobs: everything else, under a private SLURM; stages: random tables, killed; hostile: files, flags
+    and surroundings made to break things."""
 
     count: int | None = None
     """Cases of each campaign. None: as many as in docs/faults.md."""

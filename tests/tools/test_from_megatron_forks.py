@@ -27,7 +27,6 @@ from tools.from_megatron.flags import known
         "--whatever-it-is 7",
         "--dataloader-type external",  # Megatron-LM's own, which change what is trained
         "--train-data-path a",
-        "--iterations-to-skip 7",
         "--embedding-init-method-std 0.1",
         "--lr-decay-style zigzag",
         "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 0.1 0.2 --num-experts 4",

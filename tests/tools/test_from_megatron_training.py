@@ -54,6 +54,13 @@ def test_activations_that_are_offloaded_by_module() -> None:
     assert any("--offload-modules" in line for line in without.irrelevant)
 
 
+def test_iterations_without_an_update_are_a_list() -> None:
+    draft = drafted(f"{SMALLEST} --iterations-to-skip 7 12 13")
+    assert draft.values["train.iterations_to_skip"] == [7, 12, 13]
+    assert any("skips the iteration behind each" in line for line in draft.notes)
+    assert recipe_of(f"{SMALLEST} --iterations-to-skip 7 12 13").train.iterations_to_skip == (7, 12, 13)
+
+
 def test_which_schedule_a_resume_takes() -> None:
     for flag in ("override-opt_param-scheduler", "use-checkpoint-opt-param-scheduler"):
         taken = recipe_of(f"{SMALLEST} --{flag}").checkpoint

@@ -254,6 +254,13 @@ def test_megatrons_schedule_goes_on_where_its_own_scheduler_would(hybrid: Path, 
         assert ours.weight_decay(samples) == pytest.approx(scheduler.get_wd(), rel=1e-12)
     back = megatron_scheduler(LLAMA, Progress(consumed_samples=8), None, ours)
     assert back == {**scheduler.state_dict(), "num_steps": 8}
+    # one that has waited, in iterations without an update
+    behind = dataclasses.replace(
+        state, progress=Progress(consumed_samples=100), entries={SCHEDULER: {**said, "num_steps": 80}}
+    )
+    waited = kept_schedule(with_schedule(behind, LLAMA).entries)
+    assert waited is not None and waited.learning_rate(100) == ours.learning_rate(80)
+    assert megatron_scheduler(LLAMA, Progress(consumed_samples=108), None, waited)["num_steps"] == 88
     for value in (float("nan"), -1, "x", None):
         broken = dataclasses.replace(state, entries={SCHEDULER: {**said, "lr_decay_steps": value}})
         assert with_schedule(broken, LLAMA) == broken

@@ -240,7 +240,7 @@ RULES = """
     bf16 fp16 fp8-recipe=1 fp8-param-gather fp4-recipe=1 grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32
     train-iters=1 train-samples=1 global-batch-size=1 rampup-batch-size=3 step-batch-size-schedule=1
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
-    lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
+    lr-wsd-decay-iters=1 lr-wsd-decay-samples=1 iterations-to-skip=+
     optimizer=1 muon-no-split-qkv muon-nesterov muon-use-nesterov muon-tp-mode=1 muon-scalar-optimizer=1 muon-use-syrk
     recompute-activations recompute-granularity=1 recompute-method=1 recompute-num-layers=1 recompute-modules=+
     fine-grained-activation-offloading offload-modules=+ manual-gc manual-gc-interval=1

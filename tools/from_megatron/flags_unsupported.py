@@ -58,9 +58,6 @@ OTHER_MODEL: dict[str, str] = {
     "further ids beside the tokenizer's, for other models than a GPT": """
         vocab-extra-ids=1|0
     """,
-    "iterations that are left out of training": """
-        iterations-to-skip=+
-    """,
     "data files of their own for each split: Triplane divides data.paths by data.split": """
         train-data-path=* valid-data-path=* test-data-path=* per-split-data-args-path=1
     """,

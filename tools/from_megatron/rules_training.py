@@ -3,6 +3,7 @@
 import typing
 
 from models.sublayers import OffloadModule
+from tools.from_megatron.arguments import number
 from tools.from_megatron.draft import Draft
 from training.config.recompute import Method
 
@@ -15,6 +16,9 @@ def training(draft: Draft) -> None:
         if draft.values.get(name := f"train.{flag.replace('-', '_')}") == 0:
             del draft.values[name]
             draft.irrelevant.append(f"--{flag} 0: it never {what}, which is Triplane's default")
+    if skipped := draft.arguments.texts(flag := "iterations-to-skip"):
+        draft.put("train.iterations_to_skip", [number(flag, one, int) for one in skipped], f"--{flag}")
+        draft.notes.append(f"--{flag}: the log's numbers; older Megatron-LM skips the iteration behind each.")
     interval = draft.arguments.whole("manual-gc-interval")
     if draft.arguments.switch("manual-gc"):
         draft.put("train.manual_gc_interval", interval or 100, "--manual-gc-interval" if interval else "--manual-gc")

@@ -22,7 +22,7 @@ ROUTINE = {"first_step", "save", "commit", "evaluation", "memory"}
 """Not listed: charts and sums have them."""
 COLOURS = {
     "restart": "var(--c7)", "layout change": "var(--c3)", "skipped or replayed update": "var(--bad)",
-    "spike": "var(--c5)", "stage": "var(--c4)",
+    "spike": "var(--c5)", "stage": "var(--c4)", "skipped samples": "var(--c2)",
 }  # fmt: skip
 EXITS = {2: "bad input", STOPPED: "stopped on request, saved"}
 STOPS = {"done": "training is done", "stage": "the stage is over", "requested": "stopped on request"}
@@ -30,7 +30,7 @@ STOPS = {"done": "training is done", "stage": "the stage is over", "requested": 
 
 
 def marks(run: RunData) -> list[Mark]:
-    """Restarts, layout changes, stages, skipped updates and spikes, over iterations."""
+    """Restarts, layout changes, stages, skipped updates and samples, and spikes, over iterations."""
     found: dict[str, list[Mark]] = {name: [] for name in COLOURS}
     stages = {one.iteration or 0: one.text("text") for one in run.events if one.event == "stage"}
     for iteration, text in stages.items():
@@ -44,8 +44,9 @@ def marks(run: RunData) -> list[Mark]:
         found[kind].append(Mark(x=now.iteration or 0, title=_cut(text, 200), colour=COLOURS[kind]))
     said = set[int]()
     for event in run.events:
-        if event.event in ("spike", "nonfinite", "replayed", "skipped") and event.iteration is not None:
-            kind = "spike" if event.event == "spike" else "skipped or replayed update"
+        if event.event in ("spike", "nonfinite", "replayed", "skipped", "samples_skipped") and event.iteration:
+            of_others = {"spike": "spike", "samples_skipped": "skipped samples"}
+            kind = of_others.get(event.event, "skipped or replayed update")
             said.add(event.iteration)
             found[kind].append(
                 Mark(x=event.iteration, title=_cut(event.text("text") or kind, 200), colour=COLOURS[kind])

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.gaps import Gaps, Ranges, continued
 from data.order_begin import RUN_BEGIN, OrderBegin, Read, read_until
 from data.prepared import Prepared
 from program.errors import SharedMistake
+from program.number_ranges import read_ranges
 from program.schema import JSON, Count, structured
 from training.config.run_config import RunConfig
 from training.progress import Progress
@@ -27,17 +29,26 @@ class OrderEntry:
     """Of each source, what was read before that order."""
     now: Mapping[str, Read]
     """And until now."""
+    skipped: tuple[tuple[Count, Count], ...] = ()
+    """Ranges [first, end) of global samples before now that were not trained on."""
 
 
-def noted(prepared: Prepared, config: RunConfig, begin: OrderBegin, progress: Progress) -> dict[str, JSON]:
+def noted(prepared: Prepared, config: RunConfig, begin: OrderBegin, gaps: Gaps, progress: Progress) -> dict[str, JSON]:
     """The entry of a checkpoint of now."""
     if prepared.splits:  # megatron-core's order, which goes on for ever
         return {}
-    now = read_until(
-        prepared, config.data, config.model.seq_length, config.train.seed, begin, progress.consumed_samples
-    )
+    consumed, seq_length = progress.consumed_samples, config.model.seq_length
+    now = read_until(prepared, config.data, seq_length, config.train.seed, begin, gaps.behind(consumed))
     before, so_far = ({key: list(one) for key, one in read.items()} for read in (begin.read, now))
-    return {ENTRY: {"iteration": _began(config), "samples": begin.samples, "before": before, "now": so_far}}
+    began = {"iteration": _began(config), "samples": begin.samples, "before": before}
+    return {ENTRY: {**began, "now": so_far, "skipped": [list(one) for one in gaps.met(consumed)]}}
+
+
+def gaps_of(entries: Mapping[str, JSON], config: RunConfig, progress: Progress) -> tuple[Gaps, Ranges]:
+    """The gaps of the order that training continues, and what of ``data.samples_to_skip`` comes too late for it."""
+    entry, problems = structured(entries.get(ENTRY), OrderEntry)
+    met = () if problems or not progress.consumed_samples else entry.skipped
+    return continued(met, read_ranges(config.data.samples_to_skip), progress.consumed_samples)
 
 
 def begins_here(config: RunConfig, progress: Progress) -> bool:
@@ -50,7 +61,7 @@ def _began(config: RunConfig) -> int:
     return 0 if config.begin is None else config.begin.data_iteration
 
 
-def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, path: Path) -> OrderBegin:
+def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, gaps: Gaps, path: Path) -> OrderBegin:
     """Where the order begins that training continues. path: the checkpoint, which ``noted`` has filled.
 
     Raises SharedMistake where the checkpoint says nothing of it and something is needed, or where the order began at
@@ -66,7 +77,7 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, pa
             "[[stage]] goes on from. A version without stages wrote it: save once with this one, without [[stage]]."
         )
     if begins_here(config, progress):
-        return OrderBegin(samples=progress.consumed_samples, read=entry.now)
+        return OrderBegin(samples=gaps.behind(progress.consumed_samples), read=entry.now)
     # Without stages it is a branch's, or a stage's checkpoint that is continued by itself: in the order that it has.
     if config.begin is not None and entry.iteration != expected and not config.data.allow_data_change:
         raise SharedMistake(

@@ -18,11 +18,12 @@ ENTRY = "streams"
 
 def noted(stream: BatchStream, progress: Progress, ranks: Ranks) -> dict[str, JSON]:
     """What a checkpoint must have of the streams: a line of numbers each, from the ranks that read them. Collective."""
-    own: list[tuple[int, str]] = []
+    own: list[tuple[int, int, str]] = []
     if isinstance(stream.source, StreamedSource) and ranks.at.pp == 0 and ranks.at.cp == 0:
-        own = list(stream.source.position(progress.consumed_samples).items())
-    found = {str(number): text for number, text in sorted(gathered(own, ranks))}
-    return {ENTRY: {"consumed_samples": progress.consumed_samples, "cursors": dict(found)}}
+        position = stream.source.position(stream.gaps.behind(progress.consumed_samples))
+        own = [(number, sample, str(cursor)) for number, (sample, cursor) in position.items()]
+    found = {str(number): f"{sample} {cursor}" for number, sample, cursor in sorted(gathered(own, ranks))}
+    return {ENTRY: {"consumed_samples": progress.consumed_samples, "cursors": found}}
 
 
 def found(

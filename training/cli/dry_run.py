@@ -22,6 +22,7 @@ from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
 from program.errors import SharedMistake, UserError
+from program.number_ranges import listed, read_ranges
 from program.printing import columns
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.stage_entry import position
@@ -327,6 +328,8 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
         f"{train.micro_batch_size} on each of {_count(layout.dp, 'replica')}",
         f"  {iterations:,} iterations: {samples:,} samples, {samples * config.model.seq_length:,} tokens",
     ]
+    for section, name in ((config.data, "samples_to_skip"), (train, "iterations_to_skip")):
+        lines += [f"  {name}: {listed(read_ranges(getattr(section, name)))}"] if getattr(section, name) else []
     if often := passes_of(config, samples):
         lines.append(f"  {often}")
     if layout.pp > 1:

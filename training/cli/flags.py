@@ -101,6 +101,7 @@ def _value(kind: Any, values: list[str]) -> Any:
 
 
 def _one(kind: Any, text: str) -> Any:
+    kind = next(each for each in _alternatives(kind) if _reads(each, text))
     if kind is types.NoneType:
         return None
     return text == "True" if kind is bool else kind(text) if kind in (int, float) else text
@@ -152,6 +153,8 @@ def _accepts(kind: Any, values: list[str]) -> bool:
 
 
 def _reads(kind: Any, text: str) -> bool:
+    if len(choices := _alternatives(kind)) > 1:
+        return any(_reads(each, text) for each in choices)
     if kind in (int, float):
         try:
             kind(text)

@@ -79,6 +79,9 @@ class Schedule:
     begins_at: int = 0
     """Consumed samples at which the curve begins: all else is counted from there."""
 
+    waited_samples: int = 0
+    """Samples since then over which the curve has stood still: of train.iterations_to_skip."""
+
     def rates(self, consumed_samples: int) -> ScheduledRates:
         """Of the iteration that starts after ``consumed_samples``."""
         apart = self.decoupled
@@ -87,6 +90,10 @@ class Schedule:
             self.weight_decay(consumed_samples),
             None if apart is None else apart.learning_rate(consumed_samples),
         )
+
+    def samples_on(self, consumed_samples: int) -> int:
+        """How far along the curve is the iteration that starts after ``consumed_samples``."""
+        return max(0, consumed_samples - self.begins_at - self.waited_samples)
 
     @property
     def decoupled(self) -> "Schedule | None":
@@ -98,7 +105,7 @@ class Schedule:
 
     def learning_rate(self, consumed_samples: int) -> float:
         """Learning rate of the iteration that starts after ``consumed_samples``."""
-        consumed_samples = max(0, consumed_samples - self.begins_at)
+        consumed_samples = self.samples_on(consumed_samples)
         if self.warmup_samples > 0 and consumed_samples <= self.warmup_samples:
             return self.lr_warmup_init + (self.lr - self.lr_warmup_init) * consumed_samples / self.warmup_samples
         if consumed_samples > self.decay_samples and self.lr_decay_style != "constant":
@@ -107,7 +114,7 @@ class Schedule:
 
     def weight_decay(self, consumed_samples: int) -> float:
         """Weight decay of the iteration that starts after ``consumed_samples``."""
-        consumed_samples = max(0, consumed_samples - self.begins_at)
+        consumed_samples = self.samples_on(consumed_samples)
         if self.weight_decay_incr_style == "constant" or consumed_samples >= self.weight_decay_samples:
             return self.end_weight_decay
         progress = consumed_samples / self.weight_decay_samples
@@ -150,7 +157,7 @@ class Schedule:
 
     def _read_alone(self) -> "Schedule":
         """The fields that count; the others at their defaults."""
-        found = self
+        found = replace(self, waited_samples=0)
         if self.lr_decay_style == "constant":
             found = replace(found, min_lr=0.0, decay_samples=0)
         if self.lr_decay_style != "WSD":

@@ -29,10 +29,10 @@ MODEL = frozenset({
 NEVER = {
     "precision": ("dtype",),
     "data": ("tokenizer", "eod_token", "builtin_vocab_size", "order", "megatron_train_samples", "split", "stream_count",
-             "on_bad_document", "max_document_mb", "max_expansion", "jsonl_key", "csv_column"),
+             "samples_to_skip", "on_bad_document", "max_document_mb", "max_expansion", "jsonl_key", "csv_column"),
     "optimizer": ("optimizer", "lr_warmup_samples", "lr_decay_samples", "lr_wsd_decay_samples"),
-    "train": ("train_iters", "decay_from", "decay_iters", "seed", "step_batch_size_schedule", "ema_decay",
-              "average_last", "loss"),
+    "train": ("train_iters", "iterations_to_skip", "decay_from", "decay_iters", "seed", "step_batch_size_schedule",
+              "ema_decay", "average_last", "loss"),
     "checkpoint": ("load", "finetune"),
 }  # fmt: skip
 """Of other sections: what holds for the whole run, or is counted from its beginning."""

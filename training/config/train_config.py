@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from models.sublayers import OffloadModule
+from program import number_ranges
 from training.config.batch_schedule import read_steps
 from training.config.import_path import form_problems
 from training.config.recompute import (
@@ -58,6 +59,11 @@ class TrainConfig:
     step_batch_size_schedule: str | None = None
     """In place of a ramp, where each size of the global batch begins, in tokens: "0:16 2.4B:320". The last one is
     global_batch_size. None: always global_batch_size."""
+
+    iterations_to_skip: tuple[int | str, ...] = ()
+    """Iterations without an update, by their numbers in the log, as 7 or "100-120" (both included): their batches are
+    computed and counted, and the schedules of learning rate and weight decay wait, as with Megatron's
+    --iterations-to-skip, which does not compute them."""
 
     seed: int = 1234
     """Of initial weights, data order and dropout."""
@@ -206,6 +212,7 @@ class TrainConfig:
             found.append("train.averages_on_host says where averages are kept, and there are none.")
         if (self.decay_from is None) != (self.decay_iters is None):
             found.append("train.decay_from and train.decay_iters go together: give both, or neither.")
+        found += number_ranges.problems("train.iterations_to_skip", self.iterations_to_skip, 1)
         found += self._steps_problems()
         found += self._offload_problems()
         found += recompute_form_problems(self.recompute)

@@ -11,6 +11,7 @@ from training.health.memory_growth import MemoryGrowth
 from training.health.nonfinite import NonFinite
 from training.health.replica_check import Replicas
 from training.health.skipped_batches import SkippedBatches
+from training.health.skipping import Skipping
 from training.health.stragglers import Stopwatch, Stragglers
 from training.health.update_policy import HealthPolicy
 from training.loop import Callback
@@ -36,17 +37,19 @@ class Health:
         if self.policy.replicas is not None:
             with settled(self.parts.chunks):
                 self.policy.replicas.check(progress)
-        return {ENTRY: self.policy.state()}
+        return {ENTRY: self.policy.state(), **self.policy.skipping.entry()}
 
 
-def build_health(parts: RankParts, run_dir: Path, entries: Mapping[str, Any], note: Note = unnoted) -> Health:
+def build_health(
+    parts: RankParts, run_dir: Path, entries: Mapping[str, Any], skipping: Skipping, note: Note = unnoted
+) -> Health:
     """entries: those of the checkpoint that the run continues, if any. note: keeps what is found."""
     fault, chunks, optimizer, ranks = parts.config.fault, parts.chunks, parts.optimizer, parts.ranks
     replicas = Replicas(chunks, optimizer, ranks) if fault.replica_check_interval else None
-    nonfinite = NonFinite(fault.nonfinite, chunks, optimizer, ranks, run_dir, note)
-    policy = HealthPolicy(fault, nonfinite, replicas, SkippedBatches(run_dir, ranks), ranks, note)
+    nonfinite = NonFinite(fault.nonfinite, chunks, optimizer, ranks, run_dir, skipping.gaps, note)
+    policy = HealthPolicy(fault, nonfinite, replicas, SkippedBatches(run_dir, ranks), skipping, ranks, note)
     policy.restore(entries.get(ENTRY))
-    callbacks: list[Callback] = [policy]
+    callbacks: list[Callback] = [policy, skipping]
     if every := fault.watch_interval:
         callbacks += [Stragglers(Stopwatch(chunks, ranks), every, ranks, note), MemoryGrowth(every, ranks, note)]
     return Health(policy=policy, callbacks=callbacks, parts=parts)

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 
+from data.gaps import NO_GAPS, Gaps
 from data.loader import Batch
 from parallel.ddp import Chunks
 from parallel.fsdp import FullyShardedChunk
@@ -53,9 +54,11 @@ class NonFinite:
         optimizer: MegatronOptimizer,
         ranks: Ranks,
         run_dir: Path,
+        gaps: Gaps = NO_GAPS,
         note: Note = unnoted,
     ) -> None:
         self.policy, self.chunks, self.ranks, self.run_dir, self.note = policy, chunks, ranks, run_dir, note
+        self.gaps = gaps
         self.before, self.probe = Before(chunks, optimizer, ranks), NonfiniteProbe(chunks)
         self.skips = 0
 
@@ -175,7 +178,8 @@ class NonFinite:
             if self.ranks.at.tp == 0 and self.ranks.is_first_stage:
                 _write_batch(folder, microbatches, self.ranks)
             if self.ranks.rank == 0:
-                _write_found(folder, first, second, found, progress)
+                sample = self.gaps.behind(progress.consumed_samples + 1) - 1
+                _write_found(folder, first, second, found, progress.iteration + 1, sample)
         except OSError as error:
             self.ranks.say(f"{folder} could not be written: {error}")
 
@@ -201,15 +205,15 @@ def _write_batch(folder: Path, microbatches: Sequence[Batch | None], ranks: Rank
 
 
 def _write_found(
-    folder: Path, first: GradientResult, second: GradientResult, found: list[Evidence], progress: Progress
+    folder: Path, first: GradientResult, second: GradientResult, found: list[Evidence], iteration: int, sample: int
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     origin = locate(found)
     content = {
         "what": "Loss or gradient of this iteration were NaN or Inf. data-*.npz are its batch, by data rank: "
         "tokens and labels, int32 [microbatches, samples, tokens]; microbatches run in this order.",
-        "iteration": progress.iteration + 1,
-        "first_sample": progress.consumed_samples,
+        "iteration": iteration,
+        "first_sample": sample,
         "passing": second.finite,
         "origin": origin.as_json() if origin else None,
         "first_run": {"loss": str(first.loss), "grad_norm": _text(first), "tokens": first.tokens},

@@ -36,13 +36,13 @@ class SkippedBatches:
         if problem:
             ranks.say(f"warning: {self.path} is left out: {problem}")
 
-    def holds(self, first: int, samples: int) -> bool:
+    def holds(self, first: int, end: int) -> bool:
         """Whether any of these samples is to be skipped."""
-        return any(begin < first + samples and first < end for begin, end in self.ranges)
+        return any(begin < end and first < stop for begin, stop in self.ranges)
 
-    def add(self, first: int, samples: int) -> str:
+    def add(self, first: int, end: int) -> str:
         """Note a batch for all starts to come: empty, or why the file could not be written. Collective."""
-        self.ranges = sorted({*self.ranges, (first, first + samples)})
+        self.ranges = sorted({*self.ranges, (first, end)})
         return on_first_rank(partial(_write, self.path, self.ranges), self.ranks)
 
     def state(self) -> list[list[int]]:

@@ -14,6 +14,7 @@ from training.config.small_sections import FaultConfig
 from training.health.nonfinite import NonFinite
 from training.health.replica_check import Replicas
 from training.health.skipped_batches import SkippedBatches
+from training.health.skipping import Skipping
 from training.loop import Callback
 from training.progress import Progress
 from training.run_dir.history import Note, unnoted
@@ -46,11 +47,12 @@ class HealthPolicy(Callback, UpdatePolicy):
         nonfinite: NonFinite,
         replicas: Replicas | None,
         skipped_batches: SkippedBatches,
+        skipping: Skipping,
         ranks: Ranks,
         note: Note = unnoted,
     ) -> None:
         self.fault, self.nonfinite, self.replicas, self.ranks, self.note = fault, nonfinite, replicas, ranks, note
-        self.skipped_batches = skipped_batches
+        self.skipped_batches, self.skipping = skipped_batches, skipping
         self.spikes = Spikes(SPIKE_WINDOW, SPIKE_SIGMA)
         self.overflows = Overflows()
         self.progress = Progress()
@@ -64,9 +66,11 @@ class HealthPolicy(Callback, UpdatePolicy):
         if self._is_due():  # now every rank has gathered all weights, and they are those that were computed with
             assert self.replicas is not None
             self.replicas.check(self.progress)
-        if self.skipped_batches.holds(self.progress.consumed_samples, gradients.samples):
+        listed = self.skipping.holds(self.progress.iteration + 1)
+        if listed or self.skipped_batches.holds(*self._batch(gradients)):
             self.nonfinite.before.restore_buffers()
-            text = f"{self._now()}: its update is skipped, as {self.skipped_batches.path} says"
+            by = "train.iterations_to_skip" if listed else self.skipped_batches.path
+            text = f"{self._now()}: its update is skipped, as {by} says"
             self.ranks.say(text)
             self.note("skipped", self.progress.iteration + 1, text=text)
             return UpdateDecision.SKIP
@@ -126,13 +130,17 @@ class HealthPolicy(Callback, UpdatePolicy):
 
     def _roll_back(self, gradients: GradientResult) -> str:
         """Note the batch for the next start, and say what that will do."""
-        first = self.progress.consumed_samples
-        problem = self.skipped_batches.add(first, gradients.samples)
+        problem = self.skipped_batches.add(*(batch := self._batch(gradients)))
         noted = f", which could not be written: {problem}" if problem else ""
         return (
             "Ended before its update (fault.spike); started again, the run continues its newest checkpoint and skips "
-            f"the update of samples {first} to {first + gradients.samples - 1} ({self.skipped_batches.path}{noted})"
+            f"the update of samples {batch[0]} to {batch[1] - 1} ({self.skipped_batches.path}{noted})"
         )
+
+    def _batch(self, gradients: GradientResult) -> tuple[int, int]:
+        """Positions of its first sample, and behind its last one."""
+        gaps, consumed = self.skipping.gaps, self.progress.consumed_samples
+        return gaps.behind(consumed + 1) - 1, gaps.behind(consumed + gradients.samples)
 
     def _now(self) -> str:
         return f"iteration {self.progress.iteration + 1}"

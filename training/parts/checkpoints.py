@@ -38,7 +38,7 @@ def build_saves(
 
     def before_save(progress: Progress) -> Mapping[str, JSON]:
         own = {} if prepared.streams is None else stream_position.noted(stream, progress, ranks)
-        order = order_entry.noted(prepared, config, begun.order, progress)
+        order = order_entry.noted(prepared, config, begun.order, begun.gaps, progress)
         return {**health.before_save(progress), **own, **order, **updates.entry()}
 
     return SaveCallback(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.layers.spec import has_transformer_engine
+from program.number_ranges import read_ranges
 from training.batches import BatchStream
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.optimizer_state import averages
@@ -11,6 +12,7 @@ from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.custom.callbacks import RunContext, build_callbacks
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
+from training.health.skipping import Skipping
 from training.loop import Callback
 from training.memory.measured import MemoryReport
 from training.metrics.compilation import CompilationMeter
@@ -39,6 +41,7 @@ class Companions:
     saves: SaveCallback
     samples: SampleCallback
     recorder: Recorder
+    skipping: Skipping
 
     def before_update(self) -> None:
         """Of all callbacks."""
@@ -53,8 +56,10 @@ def build_companions(
     config, ranks, chunks, heartbeat = run.config, run.ranks, parts.chunks, run.heartbeat
     stage = run.config.begin
     begins = stage is not None and stage.iteration == begun.progress.iteration > 0
+    skipped = read_ranges(config.train.iterations_to_skip)
+    skipping = Skipping(skipped, begun.gaps, begun.schedule, begun.entries, ranks, run.note)
     # a stage's losses and norms are not those before it
-    health = build_health(parts, run.run_dir, {} if begins else begun.entries, run.note)
+    health = build_health(parts, run.run_dir, {} if begins else begun.entries, skipping, run.note)
     updates = build_updates(run, parts, begun)
     saves = build_saves(run, parts, health, stream, begun, updates)
     stats = build_stats(run, parts)
@@ -65,7 +70,7 @@ def build_companions(
     )
     compilation = [CompilationMeter(ranks, run.note)] if config.train.compile else []
     clip = [parts.optimizer.qk_clip] if config.optimizer.qk_clip else []
-    meters = [collector, *stats, *timelines, *compilation, *clip, history]
+    meters = [collector, *stats, *timelines, *compilation, *clip, history, skipping]
     recorder = build_recorder(run, chunks, stream, begun.progress, meters)
     samples = build_samples(run, chunks)
     callbacks = [
@@ -97,7 +102,9 @@ def build_companions(
         callbacks.append(AttentionBackend(ranks.say))
     if config.train.manual_gc_interval:
         callbacks.append(ManualGC(config.train.manual_gc_interval))
-    return Companions(callbacks=callbacks, policy=health.policy, saves=saves, samples=samples, recorder=recorder)
+    return Companions(
+        callbacks=callbacks, policy=health.policy, saves=saves, samples=samples, recorder=recorder, skipping=skipping
+    )
 
 
 def users_callbacks(run: TrainingRun, parts: RankParts) -> Sequence[Callback]:

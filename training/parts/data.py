@@ -25,7 +25,7 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     micro_batch_size, cursors = config.train.micro_batch_size, dict[int, str]()
     if prepared.streams is not None:
         read = orders(prepared, config.data, config.model.seq_length, config.train.seed, begun.order)[0].samples
-        own = read + progress.consumed_samples - begun.order.samples
+        own = read + begun.gaps.behind(progress.consumed_samples) - begun.order.samples
         same = not data_changes(begun.entries.get("data"), data_entry(config, prepared))
         cursors = stream_position.found(begun.entries, same, prepared.streams.count, progress, ranks, own)
         stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
@@ -36,4 +36,5 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
         micro_batch_size,
         progress.consumed_samples,
         Packing.from_config(config.data, prepared.tokenizer.eod),
+        begun.gaps,
     )

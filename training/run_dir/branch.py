@@ -89,4 +89,5 @@ def branched(trunk: Schedule, config: RunConfig, consumed_samples: int) -> Sched
         decay_samples=consumed_samples + length,
         wsd_decay_samples=length,
         begins_at=0,
+        waited_samples=0,
     )

@@ -7,6 +7,7 @@
     evaluation              and how many seconds it took
     stage                   one begins: its number and name, in words ([[stage]])
     branched                from which checkpoint of another run, in words (train.decay_from)
+    samples_skipped         which samples of the order, in words (data.samples_to_skip)
     stop                    the loop has ended: done, stage, exit_interval or requested
     compiled                the first step's compilation, in words (train.compile)
     spike, nonfinite, replayed, skipped, straggler, slow, memory_growth, recompiled, save_failed, ...

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data.gaps import NO_GAPS, Gaps
 from data.order_begin import RUN_BEGIN, OrderBegin
 from data.prepared import Prepared
 from data.tokenizers.base import carried
@@ -14,6 +15,7 @@ from data.tokenizers.tokenizer_json import JsonTokenizer
 from parallel.groups import Ranks
 from program.durable import replace_file
 from program.errors import SharedFault, SharedMistake
+from program.number_ranges import listed, read_ranges
 from training import checkpoint
 from training.checkpoint import order_entry, stage_entry
 from training.checkpoint.agreement import on_first_rank
@@ -53,6 +55,8 @@ class Begun:
     """``hash`` of the run's own checkpoint that ``checkpoint.load`` went back to."""
     order: OrderBegin = RUN_BEGIN
     """Where the order of the data begins that is read."""
+    gaps: Gaps = NO_GAPS
+    """In that order, and in those before."""
 
 
 def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
@@ -63,7 +67,7 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
         schedule, said = kept_schedule.chosen(config, None)
         ranks.say(f"starting from initial weights (seed {config.train.seed})")
         ranks.say(said)
-        return Begun(schedule=schedule)
+        return Begun(schedule=schedule, gaps=Gaps(read_ranges(config.data.samples_to_skip)))
     progress = restored.progress
     _check_stage(config, progress, restored.path)
     branches_at = None if restored.own else progress.consumed_samples
@@ -75,7 +79,10 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
     ranks.say(said)
     rate = schedule.learning_rate(progress.consumed_samples)
     ranks.say(f"next learning rate {rate:.3e}{_over(schedule, progress, rate)}")
-    order = order_entry.found(restored.entries, config, progress, restored.path)
+    gaps, trained = order_entry.gaps_of(restored.entries, config, progress)
+    if trained:
+        ranks.say(f"data.samples_to_skip: {listed(trained)}: trained on before this checkpoint, and not skipped")
+    order = order_entry.found(restored.entries, config, progress, gaps, restored.path)
     if progress.consumed_samples and not order_entry.begins_here(config, progress):
         other = data_changes(restored.entries.get("data"), data_entry(config, prepared))
         if other and not config.data.allow_data_change:
@@ -94,6 +101,7 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
         parent=restored.path.name if restored.own else None,
         loaded=restored.loaded,
         order=order,
+        gaps=gaps,
     )
 
 
@@ -112,7 +120,7 @@ def _check_stage(config: RunConfig, progress: Progress, path: Path) -> None:
 
 def _over(schedule: Schedule, progress: Progress, rate: float) -> str:
     """Of a run that was made longer: its schedule stays where it was."""
-    if schedule.lr_decay_style == "constant" or progress.consumed_samples < schedule.begins_at + schedule.decay_samples:
+    if schedule.lr_decay_style == "constant" or schedule.samples_on(progress.consumed_samples) < schedule.decay_samples:
         return ""
     return ": the schedule is over" + ("" if rate else ", and no update changes a weight any more")
 

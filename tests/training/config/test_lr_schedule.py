@@ -69,6 +69,22 @@ def test_learning_rate_is_megatron_s(style: DecayStyle, wsd_style: WSDDecayStyle
         scheduler.step(increment=BATCH)
 
 
+def test_a_curve_that_waited_is_megatron_s_that_was_not_stepped() -> None:
+    """As it is not in an iteration that --iterations-to-skip names."""
+    ours, begins_at = schedule(), 21
+    scheduler, group = theirs(ours)
+    for iteration in range(80):
+        waited = dataclasses.replace(ours, begins_at=begins_at, waited_samples=ours.waited_samples)
+        rates = waited.rates(begins_at + iteration * BATCH)
+        assert rates.learning_rate == pytest.approx(group["lr"], rel=1e-12, abs=0), iteration
+        assert rates.weight_decay == pytest.approx(group["weight_decay"], rel=1e-12), iteration
+        if iteration in (2, 30, 31):
+            ours = dataclasses.replace(ours, waited_samples=ours.waited_samples + BATCH)
+        else:
+            scheduler.step(increment=BATCH)
+    assert ours.waited_samples == 3 * BATCH and ours.is_same_as(schedule())
+
+
 @pytest.mark.parametrize("style", ["linear", "WSD", "inverse-square-root"])
 def test_a_decoupled_rate_is_megatron_s_of_such_a_group(style: DecayStyle) -> None:
     ours = schedule(lr_decay_style=style, decoupled_lr=2e-3, decoupled_min_lr=1e-5)

@@ -122,6 +122,8 @@ def test_a_recipe_with_stages_is_written_back_as_it_was(tmp_path: Path) -> None:
         ),
         (stage("a", "until_iterations = 4", "model.hidden_size = 32"), "hidden_size: a stage changes no weight's"),
         (stage("a", "until_iterations = 4", "train.seed = 1"), "train.seed: holds for the whole run"),
+        (stage("a", "until_iterations = 4", "data.samples_to_skip = [3]"), "data.samples_to_skip: holds for the whole"),
+        (stage("a", "until_iterations = 4", "train.iterations_to_skip = [3]"), "iterations_to_skip: holds for the"),
         (stage("a", "until_iterations = 4", 'train.micro_batch_size = "2"'), "expected a whole number, found"),
         (stage("a", "until_iterations = 4", "train.micro_batch = 2"), "Did you mean train.micro_batch_size?"),
         (stage("a", "until_iterations = 4", "data.stream = ['x']", "model.seq_length = 8"), "of streams yet"),

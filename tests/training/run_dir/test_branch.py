@@ -1,5 +1,6 @@
 """A branch goes on as its trunk would have, but for its learning rate, and leaves the trunk alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from runs import configuration, losses, train, train_or_fail
 from tools.report.__main__ import main as write_report
 from training.cli import dry_run
 from training.metrics.jsonl import read_jsonl
+from training.run_dir.branch import branched
 from training.run_dir.history import read_history
 
 TRUNK = ("--optimizer.lr_decay_style", "constant", "--checkpoint.save_interval", "2", "--log.report", "False")
@@ -39,6 +41,9 @@ def test_a_branch_falls_from_where_its_trunk_was_and_resumes_in_another_layout(
     assert again.train.train_iters == 6 and again.checkpoint.load == middle[1]
     lines = train(prepared, again, 2)
     assert [line["learning_rate"] for line in lines] == pytest.approx([3e-3, 2.5e-3, 2e-3, 1.5e-3], rel=1e-12)
+    late = replace(again.schedule, lr_decay_style="constant", lr=3e-3, waited_samples=8)  # train.iterations_to_skip
+    fall = branched(late, again, 16)
+    assert [fall.learning_rate(at) for at in (16, 24, 48)] == pytest.approx([3e-3, 2.5e-3, 1e-3])
     assert [event.text("text") for event in read_history(tmp_path / "run") if event.event == "branched"] == [
         f"from {middle[1]}"
     ]

@@ -184,6 +184,9 @@ def with_schedule(state: State, config: RunConfig) -> State:
     if not isinstance(said, dict):
         return state
     theirs = {ours: said.get(name) for name, ours in _OF_SCHEDULER.items()}
+    consumed, steps = state.progress.consumed_samples, said.get("num_steps")
+    if isinstance(steps, int) and 0 <= steps <= consumed:
+        theirs["waited_samples"] = consumed - steps  # of updates that it skipped
     kept: dict[str, JSON] = {SCHEDULE: entry_of(recipe) | theirs}
     return state if schedule_problems(kept) else dataclasses.replace(state, entries={**state.entries, **kept})
 
@@ -202,7 +205,7 @@ def scheduler(
     entry = entry_of(curve)
     ours = {theirs: entry[name] for theirs, name in _OF_SCHEDULER.items()}
     # Megatron has no curve that begins later: its count begins with ours
-    return {**(known or {}), **ours, "num_steps": max(0, progress.consumed_samples - curve.begins_at)}
+    return {**(known or {}), **ours, "num_steps": curve.samples_on(progress.consumed_samples)}
 
 
 def operations(config: RunConfig, shape: GPTShape, progress: Progress) -> float:
