@@ -40,8 +40,8 @@ def prepare(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | N
     the same bit for bit. `console` gets one line a step taken; a progress bar goes to stderr where that is a
     terminal. Raises UserError for missing, damaged, unreadable or empty inputs.
     """
-    if config.stream:
-        return _streamed(config, base.load(config, cache.root(config), console), console)
+    if config.streamed:
+        return _streamed(config, cache.root(config), console)
     sources = named(config)
     given = [inputs_of(source, config) for source in sources]
     if len(sources) > 1:
@@ -84,18 +84,32 @@ def _tell_overlaps(sources: list[Named], given: list[inputs.Inputs], console: ca
         console(f"data: {len(paths)} file(s) or shards are in both {first} and {second}, the first {paths[0]}")
 
 
-def _streamed(config: DataConfig, tokenizer: Tokenizer, console: cache.Console) -> Prepared:
-    """What data.stream names: found and tried out; nothing is written."""
+def _streamed(config: DataConfig, folder: Path, console: cache.Console) -> Prepared:
+    """What is to be streamed: found and tried out; nothing but a blend's table is written."""
+    tokenizer = base.load(config, folder, console)
     streams = open_streams(config, tokenizer, console)
+    digests = [_digest([tokenizer.fingerprint, *one.fingerprints.values(), str(one.plan)]) for one in streams]
+    plan = {name: value for one in streams for name, value in one.plan.items()}
+    # Not in the digest: earlier versions kept neither.
+    plan |= {"engine": " ".join(sorted({one.engine.name for one in streams})), "stream_shuffle": config.stream_shuffle}
+    if len(streams) == 1:
+        found, fingerprint, mixture = streams[0].fingerprints, digests[0], None
+        units = (0,) * len(found)
+    else:
+        units = blend.rounded([*config.stream_blend.values()])
+        found = dict(zip(config.stream_blend, digests, strict=True))
+        fingerprint = _digest([tokenizer.fingerprint, *digests, *map(str, units)])
+        mixture = blend.load(units, folder, console)
     return Prepared(
         tokenizer=tokenizer,
         shards=(),
-        fingerprint=_digest([tokenizer.fingerprint, *streams.fingerprints.values(), str(streams.plan)]),
+        fingerprint=fingerprint,
         sources=tuple(
-            PreparedSource(name=name, shards=(), units=0, fingerprint=found, tokens=0)
-            for name, found in streams.fingerprints.items()
+            PreparedSource(name=name, shards=(), units=weight, fingerprint=own, tokens=0)
+            for (name, own), weight in zip(found.items(), units, strict=True)
         ),
-        plan={**streams.plan, "engine": streams.engine.name},  # not in the digest: earlier versions did not keep it
+        plan=plan,
+        blend=mixture,
         streams=streams,
     )
 

@@ -88,8 +88,8 @@ class Prepared:
     """What is open already; the others are opened by build_source."""
     blend: Blend | None = None
     """Which source each sample comes from; None where there is one."""
-    streams: Streams | None = None
-    """What data.stream names, in place of shards."""
+    streams: tuple[Streams, ...] = ()
+    """What data.stream names, or each source of data.stream_blend, in place of shards."""
     validation_sets: Mapping[str, "Prepared"] = field(default_factory=dict)
     """What eval.validation_sets names, by name: all of each is held out."""
 

@@ -16,8 +16,8 @@ from data.config import DataConfig
 from data.order import rank_indices
 from data.prepare import prepare
 from data.source import build_source
-from data.streaming import stream
-from data.streaming.source import REMEMBERED, StreamedSource
+from data.streaming import dealing
+from data.streaming.source import REMEMBERED, InterleavedStreams, StreamedSource
 from data.streaming.stream import Cursor, documents
 from data.tokenizers.engines import BytesEngine
 from program.errors import UserError
@@ -91,7 +91,7 @@ def small(monkeypatch):
     from data.raw import hub
     from data.streaming import opening
 
-    monkeypatch.setattr(stream, "SMALLEST_UNIT_BYTES", 1000)
+    monkeypatch.setattr(dealing, "SMALLEST_UNIT_BYTES", 1000)
     monkeypatch.setattr(opening, "BATCH_BYTES", 500)  # two documents
     monkeypatch.setattr(raw_documents, "BATCH_ROWS", 20)
     monkeypatch.setattr(hub, "ROWS", 40)
@@ -105,13 +105,19 @@ def configured(stream, **changes):
 def opened(config, seed=3, split="train", said=None):
     """A fresh source, as a rank of its own has it."""
     source = build_source(prepare(config, (said if said is not None else []).append), config, SEQ_LENGTH, seed, split)
-    assert isinstance(source, StreamedSource)
+    assert isinstance(source, InterleavedStreams if split == "train" else StreamedSource)
     return source
+
+
+def alone(source):
+    """The streams of the one source that there is."""
+    [only] = source.opened if isinstance(source, InterleavedStreams) else [source]
+    return only
 
 
 def epoch_texts(source, share, epoch=0):
     """Texts of one epoch of a stream, in its order."""
-    found = []
+    found, source = [], alone(source)
     for cursor, ids in documents(share, source.how, Cursor(epoch)):
         if cursor.epoch > epoch:
             break
@@ -123,7 +129,7 @@ def epoch_texts(source, share, epoch=0):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_document_is_in_one_stream_once_an_epoch(tmp_path, kind):
     source = opened(configured(made(kind, tmp_path)))
-    by_stream = [epoch_texts(source, share) for share in source.shares]
+    by_stream = [epoch_texts(source, share) for share in alone(source).shares]
     assert all(by_stream)
     assert Counter(text for texts in by_stream for text in texts) == Counter(TEXTS)
 
@@ -134,7 +140,7 @@ def test_a_sample_is_a_window_of_its_streams_packed_documents(tmp_path, kind):
     samples, epochs = (240, 2) if kind in ("hub", "saved") else (2000, 3)  # of which opening takes long
     fetched = source.fetch(np.arange(samples))
     assert fetched.dtype == np.int32
-    for number, share in enumerate(source.shares):
+    for number, share in enumerate(alone(source).shares):
         texts = [text for epoch in range(epochs) for text in epoch_texts(source, share, epoch)]
         tokens = np.array([byte for text in texts for byte in (*text.encode(), 256)])
         for sample, window in enumerate(fetched[number::8]):
@@ -148,7 +154,7 @@ def train(config, consumed, iterations, micro_batch_size, data_parallel_size, gl
     """
     ranks = [opened(config) for _ in range(data_parallel_size)]
     for source in ranks:
-        source.resume(position or {})
+        source.resume([position or {}])
     micro = global_batch_size // micro_batch_size // data_parallel_size
     batches = []
     for iteration in range(iterations + DEPTH):
@@ -158,7 +164,7 @@ def train(config, consumed, iterations, micro_batch_size, data_parallel_size, gl
         by_rank = np.stack(read).reshape(data_parallel_size, micro, micro_batch_size, -1)
         batches.append(by_rank.swapaxes(0, 1).reshape(global_batch_size, -1))
     end = consumed + iterations * global_batch_size
-    noted = [source.position(end) for source in ranks]
+    noted = [source.position(end)[0] for source in ranks]
     for one in noted:
         assert all(text == other.get(number, text) for other in noted for number, text in one.items())
     return np.concatenate(batches[:iterations]), {number: text for one in noted for number, text in one.items()}
@@ -227,7 +233,7 @@ def test_a_share_begins_anew_and_says_so(tmp_path):
     source.fetch(np.arange(2 * tokens // SEQ_LENGTH))
     assert 1.5 < source.sources(0)["data"].epochs <= 2.1
     assert len([line for line in said if "has gone through its share 1 time(s)" in line]) == 1
-    orders = [epoch_texts(source, source.shares[0], epoch) for epoch in range(2)]
+    orders = [epoch_texts(source, alone(source).shares[0], epoch) for epoch in range(2)]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
 
@@ -240,7 +246,7 @@ def test_splits_share_no_document_and_follow_the_text(tmp_path):
     held = {}
     for split in ("train", "validation", "test"):
         source = opened(config, split=split)
-        found = Counter(text for share in source.shares for text in epoch_texts(source, share))
+        found = Counter(text for share in alone(source).shares for text in epoch_texts(source, share))
         assert set(found.values()) == {2}
         held[split] = set(found)
     assert set.union(*held.values()) == set(TEXTS)
@@ -302,7 +308,7 @@ def test_a_bad_line_met_later_is_named_or_left_out(tmp_path):
     source = opened(configured((str(path),), on_bad_document="skip"), said=said)
     source.fetch(np.arange(4000))
     assert [line for line in said if "x.jsonl:151" in line]
-    assert source.how.rejects.count
+    assert alone(source).how.rejects.count
 
 
 def test_too_little_text_for_so_many_streams_is_refused(tmp_path):

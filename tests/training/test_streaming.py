@@ -42,7 +42,8 @@ def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: 
     assert 0 <= whole[0]["epoch"] <= whole[-2]["epoch"]
     run = tmp_path / "run"
     train(prepared, configuration(run, *flags, "--train.exit_interval", "2", "--train.micro_batch_size", "1"), 2)
-    assert len(entry(run)["cursors"]) == 8
+    [cursors] = entry(run)["cursors"].values()
+    assert len(cursors) == 8
     resumed = train(prepared, configuration(run, *flags), 1)
     assert losses(resumed) == pytest.approx(losses(whole), rel=1e-5)
     validation = [[line["validation_loss"] for line in one if "validation_loss" in line] for one in (whole, resumed)]

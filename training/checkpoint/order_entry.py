@@ -15,6 +15,10 @@ ENTRY = "order"
 """Among the entries of ``state.json``."""
 
 
+Kept = Read | tuple[str, Count]
+"""A source that was read in turn has no numbers of streams."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class OrderEntry:
     """What lies there."""
@@ -23,9 +27,9 @@ class OrderEntry:
     """Iterations before the order that was read."""
     samples: Count
     """Global samples before it."""
-    before: Mapping[str, Read]
+    before: Mapping[str, Kept]
     """Of each source, what was read before that order."""
-    now: Mapping[str, Read]
+    now: Mapping[str, Kept]
     """And until now."""
 
 
@@ -36,7 +40,9 @@ def noted(prepared: Prepared, config: RunConfig, begin: OrderBegin, progress: Pr
     now = read_until(
         prepared, config.data, config.model.seq_length, config.train.seed, begin, progress.consumed_samples
     )
-    before, so_far = ({key: list(one) for key, one in read.items()} for read in (begin.read, now))
+    before, so_far = (
+        {key: list(one if one.streams else one[:2]) for key, one in read.items()} for read in (begin.read, now)
+    )
     return {ENTRY: {"iteration": _began(config), "samples": begin.samples, "before": before, "now": so_far}}
 
 
@@ -66,7 +72,7 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, pa
             "[[stage]] goes on from. A version without stages wrote it: save once with this one, without [[stage]]."
         )
     if begins_here(config, progress):
-        return OrderBegin(samples=progress.consumed_samples, read=entry.now)
+        return OrderBegin(samples=progress.consumed_samples, read=_reads(entry.now))
     # Without stages it is a branch's, or a stage's checkpoint that is continued by itself: in the order that it has.
     if config.begin is not None and entry.iteration != expected and not config.data.allow_data_change:
         raise SharedMistake(
@@ -74,4 +80,8 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, pa
             f"[[stage]] tables it began after {expected:,}. A stage that has begun keeps its data: give it what it "
             "had, or --data.allow_data_change True if that is meant."
         )
-    return OrderBegin(samples=entry.samples, read=entry.before)
+    return OrderBegin(samples=entry.samples, read=_reads(entry.before))
+
+
+def _reads(kept: Mapping[str, Kept]) -> dict[str, Read]:
+    return {key: Read(*one) for key, one in kept.items()}

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from data.config import TEXTS
 from program.errors import SharedMistake
 from training.config.recipe import dump, dump_changed, load, names
 from training.config.run_config import RunConfig
 from training.config.stage_config import BegunStage, RunPosition
 from training.config.stage_curves import CURVE
-from training.config.stage_lengths import TEXTS, Stage
+from training.config.stage_lengths import Stage
 from training.config.stages import MODEL, NEVER, stage_at, stages
 
 HEAD = """

@@ -151,7 +151,7 @@ def test_a_set_that_cannot_be_read_is_named(sets: str, words: str, texts: dict[s
     ("wrong", "words"),
     [
         ("--eval.validation_sets a/b x", "eval.validation_sets: a/b"),
-        ("--eval.full_pass True --data.stream x.jsonl", "of data.stream holds is not known"),
+        ("--eval.full_pass True --data.stream x.jsonl", "of data.stream is not counted before"),
         ("--eval.full_pass True --data.order megatron", 'eval.full_pass with data.order = "megatron"'),
         ("--train.eval_iters -1", "train.eval_iters must not be negative"),
         ("--eval.interval 0 --eval.limit 0 --eval.num_fewshot -1", "eval.num_fewshot must be 0 or more, found -1"),
