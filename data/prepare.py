@@ -1,6 +1,5 @@
 """From `data.paths` to shards and a tokenizer on this machine's disk: done once, then found in the cache."""
 
-import hashlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ import numpy as np
 
 from data import blend, cache, corpus, inputs, shard_writer
 from data.config import DataConfig
-from data.prepared import Prepared, PreparedSource
+from data.prepared import Prepared, PreparedSource, digest
 from data.raw import pieces
 from data.raw.csv_records import DELIMITERS
 from data.raw.identity import identity
@@ -19,7 +18,7 @@ from data.raw.inputs import InputSource, Places, file_source
 from data.raw.pieces import DocumentPiece
 from data.shards import Shard
 from data.sources import Named, inputs_of, named
-from data.streaming.opening import open_streams
+from data.streamed import prepare_streams
 from data.tokenizers import base
 from data.tokenizers.base import Tokenizer
 from program.errors import UserError
@@ -41,7 +40,7 @@ def prepare(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | N
     terminal. Raises UserError for missing, damaged, unreadable or empty inputs.
     """
     if config.streamed:
-        return _streamed(config, cache.root(config), console)
+        return prepare_streams(config, cache.root(config), console)
     sources = named(config)
     given = [inputs_of(source, config) for source in sources]
     if len(sources) > 1:
@@ -65,7 +64,7 @@ def prepare(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | N
     return Prepared(
         tokenizer=tokenizer,
         shards=tuple(shard for source in prepared for shard in source.shards),
-        fingerprint=_digest(digests),
+        fingerprint=digest(digests),
         sources=tuple(prepared),
         blend=blend.load(units, folder, console) if len(sources) > 1 else None,
     )
@@ -82,36 +81,6 @@ def _tell_overlaps(sources: list[Named], given: list[inputs.Inputs], console: ca
                 both.setdefault((first, source.name), []).append(path)
     for (first, second), paths in both.items():
         console(f"data: {len(paths)} file(s) or shards are in both {first} and {second}, the first {paths[0]}")
-
-
-def _streamed(config: DataConfig, folder: Path, console: cache.Console) -> Prepared:
-    """What is to be streamed: found and tried out; nothing but a blend's table is written."""
-    tokenizer = base.load(config, folder, console)
-    streams = open_streams(config, tokenizer, console)
-    digests = [_digest([tokenizer.fingerprint, *one.fingerprints.values(), str(one.plan)]) for one in streams]
-    plan = {name: value for one in streams for name, value in one.plan.items()}
-    # Not in the digest: earlier versions kept neither.
-    plan |= {"engine": " ".join(sorted({one.engine.name for one in streams})), "stream_shuffle": config.stream_shuffle}
-    if len(streams) == 1:
-        found, fingerprint, mixture = streams[0].fingerprints, digests[0], None
-        units = (0,) * len(found)
-    else:
-        units = blend.rounded([*config.stream_blend.values()])
-        found = dict(zip(config.stream_blend, digests, strict=True))
-        fingerprint = _digest([tokenizer.fingerprint, *digests, *map(str, units)])
-        mixture = blend.load(units, folder, console)
-    return Prepared(
-        tokenizer=tokenizer,
-        shards=(),
-        fingerprint=fingerprint,
-        sources=tuple(
-            PreparedSource(name=name, shards=(), units=weight, fingerprint=own, tokens=0)
-            for (name, own), weight in zip(found.items(), units, strict=True)
-        ),
-        plan=plan,
-        blend=mixture,
-        streams=streams,
-    )
 
 
 def _source(
@@ -132,7 +101,7 @@ def _source(
         name=source.name,
         shards=tuple(shown),
         units=units,
-        fingerprint=_digest(digests),
+        fingerprint=digest(digests),
         each=tuple(digest[:8] for digest in digests),
         tokens=sum(shard.token_count for shard in shown),
         weight=source.weight,
@@ -194,7 +163,7 @@ def _tokenised(
         name, known_by = "raw", [config.jsonl_key, *columns, *read_as, *map(identity, raw_files)]
     else:
         name, known_by = "builtin", [sys.version]
-    target = folder / "tokens" / f"{name}-{_digest([RECIPE, tokenizer.fingerprint, *known_by])}"
+    target = folder / "tokens" / f"{name}-{digest([RECIPE, tokenizer.fingerprint, *known_by])}"
 
     def build(part: Path) -> None:
         files = raw_files or tuple(corpus.files())
@@ -251,7 +220,3 @@ def _progress(size_bytes: int) -> "tqdm":
 
 def _named(files: tuple[Path, ...]) -> str:
     return str(files[0]) if len(files) == 1 else f"{len(files)} files ({files[0].name}, {files[1].name}, …)"
-
-
-def _digest(parts: list[str]) -> str:
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

@@ -63,10 +63,9 @@ def build_source(
 def build_part(
     prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName, number: int
 ) -> Samples:
-    """Open one source of a blend by itself, from its first sample on. Raises as ``build_source``."""
-    read = orders(prepared, config, seq_length, seed, RUN_BEGIN)[number]
+    """Open one source of a blend as if it were the only one. Raises as ``build_source``."""
     part = _stream_part if prepared.streams else _shard_part
-    return part(prepared, config, seq_length, split, number, read)
+    return part(prepared, config, seq_length, split, number, Read(str(seed), 0))
 
 
 def _shard_part(

@@ -86,8 +86,9 @@ def _opened(
             hubs = f"{inputs.HUB}{one.path}"
             console(f"data: {hubs} is at revision {one.revision}; {hubs}#{one.revision} keeps to it")
     sizes = [share.size / 1e6 for share in dealing.deal(divided, config.stream_count, "")]
+    what = name or f"{len(sources)} input(s)"
     console(
-        f"data: streaming {len(sources)} input(s) in {len(divided)} unit(s) as {config.stream_count} streams of "
+        f"data: streaming {what} in {len(divided)} unit(s) as {config.stream_count} streams of "
         f"{min(sizes):.2f} to {max(sizes):.2f} MB on disk, tokenised by {engine.name} while training"
     )
     plan: dict[str, str | int | float] = {field: getattr(config, field) for field in PLAN}

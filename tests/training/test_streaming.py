@@ -2,16 +2,21 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data.prepared import Prepared
 from data.streaming import opening
-from runs import configuration, losses, train, train_or_fail
+from runs import DEBUG, configuration, losses, train, train_or_fail
+from training.checkpoint import stage_entry
 from training.checkpoint.folders import latest
 from training.checkpoint.state import read_state
 from training.checkpoint.stream_position import repeated_reading
+from training.config.stages import stage_at, stages
+from training.metrics.jsonl import read_jsonl
 from training.start.prepare import prepare
 
 
@@ -50,6 +55,82 @@ def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: 
     assert len(validation[0]) == 2
     assert validation[1] == pytest.approx(validation[0], rel=1e-5)
     assert "tokenised again" not in capfd.readouterr().out
+
+
+KILL = """
+import os, signal
+from training.loop import Callback
+
+class Kill(Callback):
+    def after_step(self, progress, result):
+        if progress.iteration == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+STAGES = """
+[[stage]]
+name = "first"
+until_iterations = 4
+data.stream_blend = {{ "{a}" = 3.0, "{b}" = 1.0 }}
+
+[[stage]]
+name = "other"
+until_iterations = 6
+data.stream = ["{b}"]
+
+[[stage]]
+name = "last"
+until_iterations = 8
+data.stream_blend = {{ "{b}" = 1.0, "{a}" = 1.0 }}
+"""
+
+
+def test_a_blend_killed_and_resumed_in_other_layouts_over_stages_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "killing.py").write_text(KILL)
+    monkeypatch.syspath_prepend(tmp_path)
+    a, b = (str(corpus(tmp_path / f"{name}.jsonl", seed)) for seed, name in enumerate("ab"))
+    recipe = tmp_path / "staged.toml"
+    text = "\n".join(line for line in DEBUG.read_text().splitlines() if "train_iters" not in line)
+    recipe.write_text(text + STAGES.format(a=a, b=b))
+    flags = ("--data.stream_count", "8", "--data.stream_shuffle", "6", "--data.split", "7,3", "--log.report", "False",
+             "--checkpoint.save_interval", "2", "--train.eval_interval", "2", "--train.eval_iters", "1",
+             "--eval.by_source", "True", "--data.cache_dir", str(tmp_path / "cache"))  # fmt: skip
+
+    def part(run: Path, world_size: int, *more: str) -> int:
+        """Train the stage that the run is in."""
+        given = configuration(run, *flags, *more, recipe=recipe)
+        at = stage_entry.position(run / "checkpoints", given.checkpoint)
+        config = stage_at(stages(given, at), 0 if at is None else at.iteration).config
+        return train_or_fail(prepare(config, None), config, world_size)[0]
+
+    for _ in range(3):
+        part(tmp_path / "whole", 1)
+    small = ("--train.micro_batch_size", "1")
+    assert part(tmp_path / "run", 2, "--train.callbacks", "killing:Kill") != 0
+    for world_size, more in ((1, ()), (2, small), (1, small)):
+        part(tmp_path / "run", world_size, *more)
+    whole, run = (figures(read_jsonl(tmp_path / name / "metrics.jsonl")) for name in ("whole", "run"))
+    assert len(whole) == 8 and {f"tokens/{b}", f"validation_loss/{a}", f"validation_loss/{b}"} <= whole[8].keys()
+    assert (whole[4][f"tokens/{a}"], whole[8][f"tokens/{a}"]) == (64 * 24, 64 * 32)
+    assert [whole[one].get(f"tokens/{b}", 0) for one in (4, 6, 8)] == [64 * 8, 0, 64 * 32]  # it has no name alone
+    for iteration, found in run.items():
+        assert found == pytest.approx(whole[iteration], rel=1e-5)
+    assert {len(cursors) for cursors in entry(tmp_path / "run")["cursors"].values()} == {8}
+    kept = read_state(tmp_path / "run/checkpoints/iter_0000006").entries["streams"]
+    assert isinstance(kept, dict) and len(kept["cursors"]) == 2  # that of what stage 2 left out is still there
+    printed = capfd.readouterr().out
+    assert "tokenised again" not in printed
+    assert f"| {a} {run[8][f'validation_loss/{a}']:.3f} (" in printed
+
+
+def figures(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    """Of each iteration what follows from its samples; of one that ran twice, the later."""
+    found: dict[int, dict[str, float]] = {}
+    for line in lines:
+        own = {key: value for key, value in line.items() if key.startswith(("loss", "validation_loss", "tokens/"))}
+        found[line["iteration"]] = found.get(line["iteration"], {}) | own
+    return found
 
 
 def entry(run_dir: Path) -> dict:
