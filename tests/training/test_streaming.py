@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from data.order_begin import Read
 from data.prepared import Prepared
 from data.streaming import opening
+from program.schema import structured
 from runs import DEBUG, configuration, losses, train, train_or_fail
-from training.checkpoint import stage_entry
+from training.checkpoint import order_entry, stage_entry
 from training.checkpoint.folders import latest
-from training.checkpoint.state import read_state
-from training.checkpoint.stream_position import repeated_reading
+from training.checkpoint.state import JSON, read_state
+from training.checkpoint.stream_position import found, repeated_reading
 from training.config.stages import stage_at, stages
 from training.metrics.jsonl import read_jsonl
 from training.start.prepare import prepare
@@ -40,6 +42,19 @@ def prepared_for(folder: Path, *flags: str) -> Prepared:
     return prepare(configuration(folder, *flags), None)
 
 
+def test_positions_of_an_older_version_are_those_of_the_only_source() -> None:
+    old: dict[str, JSON] = {"streams": {"consumed_samples": 9, "cursors": {"0": "5 0 1 0 0 0 3 7", "1": "no cursor"}}}
+    assert found(old, True, ["now"], 2) == [{0: "5 0 1 0 0 0 3 7"}]
+    assert found(old, False, ["now"], 2) == [{}]  # of other data
+    new: dict[str, JSON] = {"streams": {"cursors": {"a": {"1": "5 0 1 0 0 0 3 7 2", "2": "1 1"}, "b": {"0": "4 1"}}}}
+    assert found(new, False, ["b", "c", "a"], 2) == [{0: "4 1"}, {}, {1: "5 0 1 0 0 0 3 7 2"}]
+    order: dict[str, JSON] = {"iteration": 1, "samples": 8, "before": {"x": ["5", 3]}, "now": {"x": ["5", 4, [3, 1]]}}
+    entry, problems = structured(order, order_entry.OrderEntry)
+    assert not problems and order_entry.reads(entry.before) == {"x": Read("5", 3)}
+    assert order_entry.reads(entry.now) == {"x": Read("5", 4, (3, 1))}
+
+
+@pytest.mark.campaign  # of a blend: below; how it is read: tests/data/test_streaming.py
 def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 4), "--train.eval_interval", "2", "--train.eval_iters", "1")
     prepared = prepared_for(tmp_path / "whole", *flags)
@@ -114,8 +129,8 @@ def test_a_blend_killed_and_resumed_in_other_layouts_over_stages_is_the_same(
     assert len(whole) == 8 and {f"tokens/{b}", f"validation_loss/{a}", f"validation_loss/{b}"} <= whole[8].keys()
     assert (whole[4][f"tokens/{a}"], whole[8][f"tokens/{a}"]) == (64 * 24, 64 * 32)
     assert [whole[one].get(f"tokens/{b}", 0) for one in (4, 6, 8)] == [64 * 8, 0, 64 * 32]  # it has no name alone
-    for iteration, found in run.items():
-        assert found == pytest.approx(whole[iteration], rel=1e-5)
+    for iteration, own in run.items():
+        assert own == pytest.approx(whole[iteration], rel=1e-5)
     assert {len(cursors) for cursors in entry(tmp_path / "run")["cursors"].values()} == {8}
     kept = read_state(tmp_path / "run/checkpoints/iter_0000006").entries["streams"]
     assert isinstance(kept, dict) and len(kept["cursors"]) == 2  # that of what stage 2 left out is still there
@@ -134,9 +149,9 @@ def figures(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
 
 
 def entry(run_dir: Path) -> dict:
-    found = latest(run_dir / "checkpoints")
-    assert found is not None
-    streams = read_state(found).entries["streams"]
+    path = latest(run_dir / "checkpoints")
+    assert path is not None
+    streams = read_state(path).entries["streams"]
     assert isinstance(streams, dict)
     return streams
 

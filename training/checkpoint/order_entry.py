@@ -72,7 +72,7 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, pa
             "[[stage]] goes on from. A version without stages wrote it: save once with this one, without [[stage]]."
         )
     if begins_here(config, progress):
-        return OrderBegin(samples=progress.consumed_samples, read=_reads(entry.now))
+        return OrderBegin(samples=progress.consumed_samples, read=reads(entry.now))
     # Without stages it is a branch's, or a stage's checkpoint that is continued by itself: in the order that it has.
     if config.begin is not None and entry.iteration != expected and not config.data.allow_data_change:
         raise SharedMistake(
@@ -80,8 +80,9 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, pa
             f"[[stage]] tables it began after {expected:,}. A stage that has begun keeps its data: give it what it "
             "had, or --data.allow_data_change True if that is meant."
         )
-    return OrderBegin(samples=entry.samples, read=_reads(entry.before))
+    return OrderBegin(samples=entry.samples, read=reads(entry.before))
 
 
-def _reads(kept: Mapping[str, Kept]) -> dict[str, Read]:
+def reads(kept: Mapping[str, Kept]) -> dict[str, Read]:
+    """What is kept, as orders begin with it."""
     return {key: Read(*one) for key, one in kept.items()}

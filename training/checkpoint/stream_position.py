@@ -39,26 +39,25 @@ def noted(
     return {ENTRY: {"cursors": dict(cursors)}}
 
 
-def found(
-    entries: Mapping[str, JSON], same_data: bool, keys: Sequence[str], ends: np.ndarray, ranks: Ranks
-) -> list[dict[int, str]]:
-    """Of each source, where its streams stand, by number: what ``noted`` wrote, in any layout; says where something is
-    missing of it.
+def found(entries: Mapping[str, JSON], same_data: bool, keys: Sequence[str], count: int) -> list[dict[int, str]]:
+    """Of each source, where its ``count`` streams stand, by number: what ``noted`` wrote, in any layout.
 
-    same_data: the checkpoint was written with the data there is. keys: of the sources, as ``noted``'s. ends: samples
-    that were read of each stream of each source [sources, S].
+    same_data: the checkpoint was written with the data there is. keys: of the sources, as ``noted``'s.
     """
     kept = _kept(entries)
     if same_data and not any(isinstance(one, dict) for one in kept.values()):
         kept = {keys[0]: kept}  # of a version without blends
-    cursors = [_cursors(kept.get(key), ends.shape[1]) for key in keys]
+    return [_cursors(kept.get(key), count) for key in keys]
+
+
+def say_missing(cursors: Sequence[Mapping[int, str]], ends: np.ndarray, ranks: Ranks) -> None:
+    """Say what is read again. ends: samples that were read of each stream of each source [sources, S]."""
     missing = int((ends > 0).sum()) - sum(map(len, cursors))
     if missing > 0:
         ranks.say(
             f"data: the checkpoint does not say where {missing} of {ends.size} streams stand in this data: the first "
             f"{ends.max():,} samples of each are tokenised again, and skipped"
         )
-    return cursors
 
 
 def _kept(entries: Mapping[str, JSON]) -> dict[str, JSON]:

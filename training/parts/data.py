@@ -26,9 +26,10 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     if prepared.streams:
         order = prepared, config.data, config.model.seq_length, config.train.seed, begun.order
         same = not data_changes(begun.entries.get("data"), data_entry(config, prepared))
-        ends = turns(*order).ends(progress.consumed_samples)
-        cursors = stream_position.found(begun.entries, same, stream_keys(*order), ends, ranks)
-        stream_position.say_repeated_reading(prepared.streams[0].count, micro_batch_size, ranks)
+        count, ends = prepared.streams[0].count, turns(*order).ends(progress.consumed_samples)
+        cursors = stream_position.found(begun.entries, same, stream_keys(*order), count)
+        stream_position.say_missing(cursors, ends, ranks)
+        stream_position.say_repeated_reading(count, micro_batch_size, ranks)
     return BatchStream(
         lambda: stream_position.resumed(open_source(prepared, config, "train", begun.order), cursors),
         ranks,
