@@ -68,8 +68,9 @@ def deal(units: Sequence[Unit], count: int, seed: int | str) -> list[Share]:
     pieces = list(_pieces(units, count))
     if len(pieces) < count:
         raise UserError(
-            f"data.stream_count = {count}: data.stream can be divided into {len(pieces)} parts only (a text file is "
-            f"one document). Set data.stream_count to {len(pieces)} or less, or name more files."
+            f"data.stream_count = {count}: the source of {units[0].parts[0].source.path} can be divided into "
+            f"{len(pieces)} parts only (a text file is one document). Set data.stream_count to {len(pieces)} or less, "
+            "or name more files."
         )
     mixed = permute(np.arange(len(pieces)), len(pieces), f"triplane shares {seed}").tolist()
     smallest = [(0.0, number) for number in range(count)]

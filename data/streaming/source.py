@@ -57,13 +57,13 @@ class StreamedSource:
             self._said = max(self._said, self._known[number][0][2].epoch)
 
     def position(self, ends: np.ndarray) -> dict[int, str]:
-        """Where sample ends[s] of each stream s begins, of those that are known here and not at their beginning."""
+        """Where sample ends[s] of each stream s begins, of those that are known here."""
         with self._lock:
             return {
                 number: f"{sample} {cursor}"
                 for number, known in self._known.items()
                 for _, sample, cursor in known
-                if sample == ends[number] > 0
+                if sample == ends[number]
             }
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:

@@ -238,6 +238,9 @@ def test_a_source_is_the_same_alone_and_in_a_blend(texts: dict[str, str]) -> Non
     alone, config = Case({"b": 1.0}, 4, 0, 16).prepared(texts)
     blended, other = Case({"a": 1.0, "b": 1.0}, 4, 0, 16).prepared(texts)
     assert source_keys(alone, config, 16) == source_keys(blended, other, 16)[1:]
+    weighted, _ = Case({"a": 1.0, "b": 2.0}, 4, 0, 16).prepared(texts)
+    assert source_keys(weighted, other, 16) == source_keys(blended, other, 16)
+    assert weighted.fingerprint != blended.fingerprint
     config, other = (replace(one, split="1,1") for one in (config, other))
     held = build_source(blended, other, 16, SEED, "validation")
     assert isinstance(held, BlendedSource) and blended.blend is not None
