@@ -126,6 +126,10 @@ def test_a_blend_killed_and_resumed_in_other_layouts_over_stages_is_the_same(
         assert own == pytest.approx(whole[iteration], rel=1e-5)
     kept = entry(tmp_path / "run")["cursors"].values()
     assert sorted(map(len, kept)) == [4, 8, 8]  # a's, too, which has gone; of c's streams 4 have begun
+    order = read_state(tmp_path / "run/checkpoints/iter_0000004").entries["order"]
+    assert isinstance(order, dict)
+    for _, samples, by_stream in order["now"].values():  # which the streams have not read in turn
+        assert len(by_stream) == 8 and sum(by_stream) == samples
     printed = capfd.readouterr().out
     assert "tokenised again" not in printed
     assert f"| {c} {run[6][f'validation_loss/{c}']:.3f} (" in printed
