@@ -22,7 +22,6 @@ BATCH_BYTES = 256 << 10
 """Of a file, read at a time: a rank has many streams open."""
 SAMPLED_UNITS = 4
 SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS = 100, 20_000
-PLAN = ("stream_count", "jsonl_key", "on_bad_document", "max_document_mb", "max_expansion")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +90,6 @@ def _opened(
         f"data: streaming {what} in {len(divided)} unit(s) as {config.stream_count} streams of "
         f"{min(sizes):.2f} to {max(sizes):.2f} MB on disk, tokenised by {engine.name} while training"
     )
-    plan: dict[str, str | int | float] = {field: getattr(config, field) for field in PLAN}
-    if any(one.kind in DELIMITERS for one in sources):
-        plan["csv_column"] = reading.column
-    if config.stream_shuffle:
-        plan["stream_shuffle"] = config.stream_shuffle
     return Streams(
         name=name,
         units=tuple(divided),
@@ -105,9 +99,17 @@ def _opened(
         eod=tokenizer.eod,
         fingerprints={named: fingerprint(found) for named, found in by_input.items()},
         shuffle=config.stream_shuffle,
-        plan=plan,
+        plan=_plan(config, any(one.kind in DELIMITERS for one in sources), reading),
         console=console,
     )
+
+
+def _plan(config: DataConfig, has_columns: bool, reading: ReadOptions) -> dict[str, str | int | float]:
+    """It is part of fingerprints: what is at its default, and was not there before, is left out."""
+    names = ("stream_count", "jsonl_key", "on_bad_document", "max_document_mb", "max_expansion")
+    plan: dict[str, str | int | float] = {name: getattr(config, name) for name in names}
+    columns = {"csv_column": reading.column} if has_columns else {}
+    return plan | columns | ({"stream_shuffle": config.stream_shuffle} if config.stream_shuffle else {})
 
 
 def fingerprint(sources: Sequence[InputSource]) -> str:
