@@ -67,6 +67,11 @@ class Blend:
         return periods * per_period + np.bincount(self.table[:rest], minlength=len(self.units))
 
 
+def alone() -> Blend:
+    """Of one source, which all samples come from."""
+    return Blend((PERIOD,), np.zeros(1, np.uint16), np.zeros(1, np.int32))
+
+
 def load(units: tuple[int, ...], folder: Path, console: cache.Console) -> Blend:
     """The blend of these weights; its table, which takes seconds to make for many sources, comes from `folder`."""
     name = "-".join(map(str, units)) if len(units) < 8 else f"{len(units)}-{hash_of(units)}"

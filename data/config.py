@@ -8,7 +8,10 @@ from typing import Literal
 
 from program import number_ranges
 
+TEXTS = ("paths", "blend", "blend_file", "stream", "stream_blend")
+"""Fields that say what to train on, of which one is given."""
 MOST_STREAMS = 65_536
+MOST_CURSORS = 1 << 20
 MOST_SOURCES = 65_535
 """Of a blend: its table holds their numbers in 16 bits."""
 
@@ -34,9 +37,18 @@ class DataConfig:
     #REVISION behind that), tokenised while training goes on, in place of data.paths. data.split goes by a hash of each
     document's text then."""
 
+    stream_blend: Mapping[str, float] = field(default_factory=dict)
+    """Weights of several streamed sources, in place of data.stream: a table of file, folder, glob or dataset = weight.
+    Each is dealt to stream_count streams of its own; weights are rounded as those of data.blend."""
+
     stream_count: int = 64
     """Logical streams that data.stream is dealt to: global sample i is the next one of stream i modulo this. Each is
     read by one data rank where this is a multiple of data-parallel size x micro_batch_size."""
+
+    stream_shuffle: int = 0
+    """Documents of a stream that come mixed, each so many of those that follow one another; 0: as they stand. A data
+    rank keeps so many, tokenised, for each stream that it reads of each source (1000 of 1000 tokens: 4 MB), and a
+    resume tokenises at most so many again."""
 
     on_bad_document: Literal["stop", "skip"] = "stop"
     """data.stream only. A line that is no JSON, lacks the field or is no UTF-8 ends the run, or is left out."""
@@ -115,6 +127,16 @@ class DataConfig:
         """Whether positions restart though documents see one another."""
         return self.reset_position_ids and not self.reset_attention_mask
 
+    @property
+    def streamed(self) -> tuple[str, ...]:
+        """What is tokenised while training goes on."""
+        return self.stream or tuple(self.stream_blend)
+
+    @property
+    def streamed_by(self) -> str:
+        """The field that names it."""
+        return "data.stream" if self.stream else "data.stream_blend"
+
     def problems(self) -> list[str]:
         """What cannot work whatever the files hold, one message each."""
         found = split_problems(self.split)
@@ -175,13 +197,14 @@ def split_problems(split: str) -> list[str]:
 
 def blend_problems(config: DataConfig) -> list[str]:
     """What is wrong with the sources of a blend."""
-    given = [name for name in ("paths", "blend", "blend_file", "stream") if getattr(config, name)]
+    given = [name for name in TEXTS if getattr(config, name)]
     found = []
     if len(given) > 1:
         found.append(f"{' and '.join(f'data.{name}' for name in given)} each say what to train on; give one of them.")
-    for name, weight in config.blend.items():
-        if not (name and weight > 0 and math.isfinite(weight)):
-            found.append(f'data.blend: "{name}" = {weight}: expected a source and a weight above 0.')
+    for field_name, weights in (("blend", config.blend), ("stream_blend", config.stream_blend)):
+        for name, weight in weights.items():
+            if not (name and weight > 0 and math.isfinite(weight)):
+                found.append(f'data.{field_name}: "{name}" = {weight}: expected a source and a weight above 0.')
     if len(config.blend) > MOST_SOURCES:
         found.append(f"data.blend has {len(config.blend)} sources; at most {MOST_SOURCES} fit its table.")
     return found
@@ -195,17 +218,25 @@ def stream_problems(config: DataConfig) -> list[str]:
     for name in ("max_document_mb", "max_expansion"):
         if getattr(config, name) <= 0:
             found.append(f"data.{name} must be above 0, found {getattr(config, name)}.")
-    if not config.stream:
+    if config.stream_shuffle < 0:
+        found.append(f"data.stream_shuffle = {config.stream_shuffle}: expected 0 (as documents stand) or more.")
+    if not config.streamed:
         return found
+    by = config.streamed_by
+    if (total := len(config.stream_blend) * config.stream_count) > MOST_CURSORS:
+        found.append(
+            f"data.stream_blend: {len(config.stream_blend)} sources of data.stream_count = {config.stream_count} "
+            f"streams are {total:,}; at most {MOST_CURSORS:,}, each of which has its place in every checkpoint."
+        )
     if not all(config.stream):
         found.append("data.stream holds an empty string; name a file, or leave data.stream out.")
     if config.order == "megatron":
         found.append(
-            'data.order = "megatron" orders the samples of shards, and data.stream has none. Make shards with '
+            f'data.order = "megatron" orders the samples of shards, and {by} has none. Make shards with '
             'tools.preprocess and name them in data.paths, or leave data.order at "exact".'
         )
     if config.require_manifest:
         found.append(
-            "data.require_manifest asks for the manifests of shards, and data.stream has none. Leave one of them out."
+            f"data.require_manifest asks for the manifests of shards, and {by} has none. Leave one of them out."
         )
     return found

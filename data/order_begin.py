@@ -2,7 +2,8 @@
 
 In the first order of a run, global sample i is sample i of its source or blend. One that begins at global sample b,
 with other weights, sources or lengths of samples, counts i - b in its blend; and each source goes on where it was left,
-as long as its samples are the same ones. So no window is read again before all are, whatever the weights were.
+as long as its samples are the same ones. So no window is read again before all are, whatever the weights were. Of what
+is streamed each stream is counted, since a blend does not read all of them equally far.
 """
 
 from collections import Counter
@@ -10,8 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
+from data import blend
 from data.config import DataConfig
 from data.prepared import Prepared
+from data.streaming.turns import Turns, in_turn
 
 
 class Read(NamedTuple):
@@ -20,6 +25,8 @@ class Read(NamedTuple):
     order: str
     """Seed of its permutation."""
     samples: int
+    streams: tuple[int, ...] = ()
+    """Of it, of each stream, where they were not read in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +44,8 @@ RUN_BEGIN = OrderBegin()
 
 def source_keys(prepared: Prepared, config: DataConfig, seq_length: int) -> list[str]:
     """What the samples of each source are known by, whatever it is called and wherever it lies: its tokens, how long a
-    sample is, and which documents train. Streams are one source."""
-    if prepared.streams is not None or not prepared.sources:
+    sample is, and which documents train. What data.stream names is one source."""
+    if prepared.blend is None and (prepared.streams or not prepared.sources):
         return [f"{prepared.fingerprint} {seq_length} {config.split}"]
     seen, found = Counter[str](), []
     for source in prepared.sources:
@@ -60,8 +67,34 @@ def read_until(
     prepared: Prepared, config: DataConfig, seq_length: int, seed: int, begin: OrderBegin, samples: int
 ) -> dict[str, Read]:
     """How far each source has been read after ``samples`` global samples: what the next order begins with."""
-    own = samples - begin.samples
-    counts = [own] if prepared.blend is None else prepared.blend.counts(own).tolist()
     keys, before = source_keys(prepared, config, seq_length), orders(prepared, config, seq_length, seed, begin)
-    now = {key: Read(one.order, one.samples + count) for key, one, count in zip(keys, before, counts, strict=True)}
-    return {**begin.read, **now}
+    if prepared.streams:
+        ends = turns(prepared, config, seq_length, seed, begin).ends(samples)
+        now = [_read(one.order, own) for one, own in zip(before, ends, strict=True)]
+    else:
+        own = samples - begin.samples
+        counts = [own] if prepared.blend is None else prepared.blend.counts(own).tolist()
+        now = [Read(one.order, one.samples + count) for one, count in zip(before, counts, strict=True)]
+    return {**begin.read, **dict(zip(keys, now, strict=True))}
+
+
+def _read(order: str, streams: np.ndarray) -> Read:
+    """streams: samples of each that were read [S] int64."""
+    total = int(streams.sum())
+    equally = np.array_equal(streams, in_turn(total, len(streams)))
+    return Read(order, total, () if equally else tuple(streams.tolist()))
+
+
+def turns(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, begin: OrderBegin) -> Turns:
+    """Of what is streamed, which source and stream each sample of the order comes from."""
+    before, count = orders(prepared, config, seq_length, seed, begin), prepared.streams[0].count
+    if prepared.blend is None and not before[0].streams:  # goes on with the stream whose turn it is
+        return Turns(blend.alone(), begin.samples - before[0].samples, np.zeros((1, count), np.int64))
+    starts = [one.streams if len(one.streams) == count else in_turn(one.samples, count) for one in before]
+    return Turns(prepared.blend or blend.alone(), begin.samples, np.array(starts, np.int64))
+
+
+def stream_keys(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, begin: OrderBegin) -> list[str]:
+    """What the streams of each source are known by: all that decides where their samples begin."""
+    keys, read = source_keys(prepared, config, seq_length), orders(prepared, config, seq_length, seed, begin)
+    return [f"{key} {one.order}" for key, one in zip(keys, read, strict=True)]

@@ -16,7 +16,7 @@ def planned(config: DataConfig, samples: int, seq_length: int) -> dict[str, Sour
     Empty where tokens are not counted yet: of raw files, the built-in corpus, and streams. Opens each shard's index
     (0.2 ms each on a local disk). Raises UserError for what is missing or damaged.
     """
-    if config.stream:
+    if config.streamed:
         return {}
     sources, trains = named(config), split_weights(config.split)
     total, found = sum(source.weight for source in sources), dict[str, SourceProgress]()

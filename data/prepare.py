@@ -1,6 +1,5 @@
 """From `data.paths` to shards and a tokenizer on this machine's disk: done once, then found in the cache."""
 
-import hashlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ import numpy as np
 from data import blend, bucket_shards, cache, corpus, inputs, shard_writer
 from data.block_cache import BlockCache
 from data.config import DataConfig
-from data.prepared import Prepared, PreparedSource
+from data.prepared import Prepared, PreparedSource, digest
 from data.raw import pieces
 from data.raw.csv_records import DELIMITERS
 from data.raw.identity import identity
@@ -20,7 +19,7 @@ from data.raw.inputs import InputSource, Places, source_of
 from data.raw.pieces import DocumentPiece
 from data.shards import Shard
 from data.sources import Named, inputs_of, named
-from data.streaming.opening import open_streams
+from data.streamed import prepare_streams
 from data.tokenizers import base
 from data.tokenizers.base import Tokenizer
 from program.buckets.names import is_url
@@ -51,8 +50,8 @@ def prepare(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | N
 
 
 def _prepared(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | None) -> Prepared:
-    if config.stream:
-        return _streamed(config, base.load(config, cache.root(config), console), console)
+    if config.streamed:
+        return prepare_streams(config, cache.root(config), console)
     sources = named(config)
     given = [inputs_of(source, config) for source in sources]
     if len(sources) > 1:
@@ -77,7 +76,7 @@ def _prepared(config: DataConfig, console: cache.Console, tokenizer: Tokenizer |
     return Prepared(
         tokenizer=tokenizer,
         shards=tuple(shard for source in prepared for shard in source.shards),
-        fingerprint=_digest(digests),
+        fingerprint=digest(digests),
         sources=tuple(prepared),
         blend=blend.load(units, folder, console) if len(sources) > 1 else None,
     )
@@ -94,22 +93,6 @@ def _tell_overlaps(sources: list[Named], given: list[inputs.Inputs], console: ca
                 both.setdefault((first, source.name), []).append(path)
     for (first, second), paths in both.items():
         console(f"data: {len(paths)} file(s) or shards are in both {first} and {second}, the first {paths[0]}")
-
-
-def _streamed(config: DataConfig, tokenizer: Tokenizer, console: cache.Console) -> Prepared:
-    """What data.stream names: found and tried out; nothing is written."""
-    streams = open_streams(config, tokenizer, console)
-    return Prepared(
-        tokenizer=tokenizer,
-        shards=(),
-        fingerprint=_digest([tokenizer.fingerprint, *streams.fingerprints.values(), str(streams.plan)]),
-        sources=tuple(
-            PreparedSource(name=name, shards=(), units=0, fingerprint=found, tokens=0)
-            for name, found in streams.fingerprints.items()
-        ),
-        plan={**streams.plan, "engine": streams.engine.name},  # not in the digest: earlier versions did not keep it
-        streams=streams,
-    )
 
 
 def _source(
@@ -130,7 +113,7 @@ def _source(
         name=source.name,
         shards=tuple(shown),
         units=units,
-        fingerprint=_digest(digests),
+        fingerprint=digest(digests),
         each=tuple(digest[:8] for digest in digests),
         tokens=sum(shard.token_count for shard in shown),
         weight=source.weight,
@@ -192,7 +175,7 @@ def _tokenised(
         name, known_by = "raw", [config.jsonl_key, *columns, *read_as, *map(_identity, sources)]
     else:
         name, known_by = "builtin", [sys.version]
-    target = folder / "tokens" / f"{name}-{_digest([RECIPE, tokenizer.fingerprint, *known_by])}"
+    target = folder / "tokens" / f"{name}-{digest([RECIPE, tokenizer.fingerprint, *known_by])}"
 
     def build(part: Path) -> None:
         files = raw_files or tuple(map(str, corpus.files()))
@@ -256,7 +239,3 @@ def _named(files: tuple[str, ...]) -> str:
     if len(files) == 1:
         return files[0]
     return f"{len(files)} files ({Path(files[0]).name}, {Path(files[1]).name}, …)"
-
-
-def _digest(parts: list[str]) -> str:
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

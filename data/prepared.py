@@ -1,6 +1,7 @@
 """What `prepare` leaves and batches are read from: tokenizer, shards, sources, open splits."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -88,8 +89,8 @@ class Prepared:
     """What is open already; the others are opened by build_source."""
     blend: Blend | None = None
     """Which source each sample comes from; None where there is one."""
-    streams: Streams | None = None
-    """What data.stream names, in place of shards."""
+    streams: tuple[Streams, ...] = ()
+    """What data.stream names, or each source of data.stream_blend, in place of shards."""
     validation_sets: Mapping[str, "Prepared"] = field(default_factory=dict)
     """What eval.validation_sets names, by name: all of each is held out."""
 
@@ -107,3 +108,8 @@ class Prepared:
     def tokenizer_path(self) -> Path | None:
         """The tokenizer's file; None for bytes."""
         return self.tokenizer.path
+
+
+def digest(parts: Sequence[str]) -> str:
+    """Of texts, in their order: 32 hex digits."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

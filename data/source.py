@@ -9,11 +9,11 @@ from data import order
 from data.blend import Blend
 from data.bucket_copies import BlockTokens
 from data.config import DataConfig
-from data.order_begin import RUN_BEGIN, OrderBegin, orders
+from data.order_begin import RUN_BEGIN, OrderBegin, Read, orders, turns
 from data.prepared import Prepared, Samples, SourceProgress
 from data.shards import Shard, bin_path
 from data.split import SplitName, split_shards
-from data.streaming.source import StreamedSource
+from data.streaming.source import InterleavedStreams, StreamedSource
 from program.errors import UserError
 
 BLOCK = 4096
@@ -46,20 +46,42 @@ def build_source(
     """
     if split in prepared.splits:
         return prepared.splits[split]
-    if prepared.streams is not None:
-        read = orders(prepared, config, seq_length, seed, begin)[0].samples
-        return StreamedSource(prepared.streams, split, config.split, seq_length, seed, read - begin.samples)
-    vocab_size, read_before = prepared.tokenizer.vocab_size, orders(prepared, config, seq_length, seed, begin)
-    if prepared.blend is None:
-        segments = _segments(prepared.shards, config, seq_length, split, "")
-        return TokenSource(
-            segments, seq_length, read_before[0].order, vocab_size, read_before[0].samples - begin.samples
-        )
-    opened = []
-    for source, before in zip(prepared.sources, read_before, strict=True):
-        segments = _segments(source.shards, config, seq_length, split, f" of {source.name}")
-        opened.append(TokenSource(segments, seq_length, before.order, vocab_size, before.samples))
-    return BlendedSource(opened, [source.name for source in prepared.sources], prepared.blend, begin.samples)
+    read = orders(prepared, config, seq_length, seed, begin)
+    names = ["data"] if prepared.blend is None else [source.name for source in prepared.sources]
+    if prepared.streams and split == "train":
+        opened = [_stream_part(prepared, config, seq_length, split, *one) for one in enumerate(read)]
+        return InterleavedStreams(opened, names, turns(prepared, config, seq_length, seed, begin))
+    if prepared.blend is not None:
+        part = _stream_part if prepared.streams else _shard_part
+        parts = [part(prepared, config, seq_length, split, *one) for one in enumerate(read)]
+        return BlendedSource(parts, names, prepared.blend, begin.samples)
+    if prepared.streams:
+        return _stream_part(prepared, config, seq_length, split, 0, read[0])
+    segments = _segments(prepared.shards, config, seq_length, split, "")
+    vocab_size, shift = prepared.tokenizer.vocab_size, read[0].samples - begin.samples
+    return TokenSource(segments, seq_length, read[0].order, vocab_size, shift)
+
+
+def build_part(
+    prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName, number: int
+) -> Samples:
+    """Open one source of a blend as if it were the only one. Raises as ``build_source``."""
+    part = _stream_part if prepared.streams else _shard_part
+    return part(prepared, config, seq_length, split, number, Read(str(seed), 0))
+
+
+def _shard_part(
+    prepared: Prepared, config: DataConfig, seq_length: int, split: SplitName, number: int, read: Read
+) -> "TokenSource":
+    source = prepared.sources[number]
+    segments = _segments(source.shards, config, seq_length, split, f" of {source.name}")
+    return TokenSource(segments, seq_length, read.order, prepared.tokenizer.vocab_size, read.samples)
+
+
+def _stream_part(
+    prepared: Prepared, config: DataConfig, seq_length: int, split: SplitName, number: int, read: Read
+) -> StreamedSource:
+    return StreamedSource(prepared.streams[number], split, config.split, seq_length, read.order)
 
 
 def _segments(
@@ -82,14 +104,13 @@ def _segments(
     return segments
 
 
-class BlendedSource:
+class BlendedSource[Opened: Samples]:
     """Samples of several sources, each in its own order, in the proportions of a blend."""
 
-    def __init__(self, opened: list["TokenSource"], names: list[str], blend: Blend, begin: int = 0) -> None:
+    def __init__(self, opened: list[Opened], names: list[str], blend: Blend, begin: int = 0) -> None:
         """begin: the global sample that is the blend's first one."""
         self.opened, self.names, self.blend, self.begin = opened, names, blend, begin
         self.seq_length = opened[0].seq_length
-        self.token_count = sum(source.token_count for source in opened)
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64. Raises as TokenSource.fetch."""

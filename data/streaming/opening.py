@@ -12,7 +12,7 @@ from data.raw.documents import read
 from data.raw.inputs import InputSource
 from data.raw.reading import ReadOptions, Rejects
 from data.raw.units import Unit
-from data.streaming import stream
+from data.streaming import dealing
 from data.tokenizers import engines
 from data.tokenizers.base import Tokenizer
 from data.tokenizers.engines import Engine
@@ -26,8 +26,10 @@ SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS = 100, 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """What logical streams are made of; a seed makes them."""
+    """What the logical streams of one source are made of; a seed makes them."""
 
+    name: str
+    """Of the source, in data.stream_blend; "" for all of data.stream."""
     units: tuple[Unit, ...]
     count: int
     reading: ReadOptions
@@ -35,16 +37,35 @@ class Streams:
     eod: int
     fingerprints: dict[str, str]
     """Of each input, as it was named: hex digest of what is in it."""
+    shuffle: int
+    """data.stream_shuffle."""
     plan: dict[str, str | int | float]
     """What else decides which samples there are."""
     console: Callable[[str], None]
 
 
-def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[str], None]) -> Streams:
-    """Find the inputs and read a little of them, so that most mistakes are said before any rank starts.
+def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[str], None]) -> tuple[Streams, ...]:
+    """Find the inputs and read a little of them, so that most mistakes are said before any rank starts. One for all of
+    data.stream, or for each source of data.stream_blend.
 
     Raises UserError for inputs that are missing, empty, unreadable or not as expected where they are tried.
     """
+    by_input = inputs.find_each(config.streamed, config.streamed_by, console, config.csv_column)
+    if config.stream:
+        return (_opened("", by_input, config, tokenizer, console),)
+    for name in config.stream_blend:
+        if not any(one.size for one in by_input.get(name, ())):  # those of shards are left out
+            raise UserError(f"data.stream_blend: {name} holds no text. Leave it out (token shards: data.blend).")
+    return tuple(_opened(name, {name: by_input[name]}, config, tokenizer, console) for name in config.stream_blend)
+
+
+def _opened(
+    name: str,
+    by_input: dict[str, list[InputSource]],
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    console: Callable[[str], None],
+) -> Streams:
     reading = ReadOptions(
         jsonl_key=config.jsonl_key,
         csv_column=config.csv_column,
@@ -54,36 +75,41 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
         batch_bytes=BATCH_BYTES,
         flags="data.",
     )
-    by_input = inputs.find_each(config.stream, "data.stream", console, config.csv_column)
     sources = [source for found in by_input.values() for source in found]
     total_bytes = sum(one.size for one in sources if one.kind != "dataset")
-    divided = units.divide(sources, stream.unit_bytes(total_bytes, config.stream_count))
-    sample = _sample(divided, reading, config.stream)
+    divided = units.divide(sources, dealing.unit_bytes(total_bytes, config.stream_count))
+    sample = _sample(divided, reading, list(by_input))
     engine = engines.choose(tokenizer, "auto", False, sample, console)
     for one in sources:
         if one.revision and not Path(one.path).exists():
-            name = f"{inputs.HUB}{one.path}"
-            console(f"data: {name} is at revision {one.revision}; {name}#{one.revision} keeps to it")
-    sizes = [share.size / 1e6 for share in stream.deal(divided, config.stream_count, "")]
+            hubs = f"{inputs.HUB}{one.path}"
+            console(f"data: {hubs} is at revision {one.revision}; {hubs}#{one.revision} keeps to it")
+    sizes = [share.size / 1e6 for share in dealing.deal(divided, config.stream_count, "")]
+    what = name or f"{len(sources)} input(s)"
     console(
-        f"data: streaming {len(sources)} input(s) in {len(divided)} unit(s) as {config.stream_count} streams of "
+        f"data: streaming {what} in {len(divided)} unit(s) as {config.stream_count} streams of "
         f"{min(sizes):.2f} to {max(sizes):.2f} MB on disk, tokenised by {engine.name} while training"
     )
-    names = ("stream_count", "jsonl_key", "on_bad_document", "max_document_mb", "max_expansion")
     return Streams(
+        name=name,
         units=tuple(divided),
         count=config.stream_count,
         reading=reading,
         engine=engine,
         eod=tokenizer.eod,
-        fingerprints={name: fingerprint(found) for name, found in by_input.items()},
-        plan={name: getattr(config, name) for name in names} | _csv_plan(sources, reading),
+        fingerprints={named: fingerprint(found) for named, found in by_input.items()},
+        shuffle=config.stream_shuffle,
+        plan=_plan(config, any(one.kind in DELIMITERS for one in sources), reading),
         console=console,
     )
 
 
-def _csv_plan(sources: Sequence[InputSource], reading: ReadOptions) -> dict[str, str | int | float]:
-    return {"csv_column": reading.column} if any(one.kind in DELIMITERS for one in sources) else {}
+def _plan(config: DataConfig, has_columns: bool, reading: ReadOptions) -> dict[str, str | int | float]:
+    """It is part of fingerprints: what is at its default, and was not there before, is left out."""
+    names = ("stream_count", "jsonl_key", "on_bad_document", "max_document_mb", "max_expansion")
+    plan: dict[str, str | int | float] = {name: getattr(config, name) for name in names}
+    columns = {"csv_column": reading.column} if has_columns else {}
+    return plan | columns | ({"stream_shuffle": config.stream_shuffle} if config.stream_shuffle else {})
 
 
 def fingerprint(sources: Sequence[InputSource]) -> str:

@@ -1,131 +1,22 @@
-"""One logical stream: documents of its share, tokenised and packed into windows, from any position on.
+"""One logical stream: documents of its share, tokenised and packed into windows, from any position on."""
 
-Each stream reads a fixed share of the units, the same for any number of ranks.
-"""
-
-import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
-from data.config import MOST_STREAMS, split_weights
+from data.config import split_weights
 from data.order import permute
 from data.raw.documents import read
 from data.raw.reading import DocumentOffset, ReadOptions, Rejects
-from data.raw.units import Unit
 from data.split import SPLITS, SplitName
+from data.streaming.dealing import Share, UnitShare
 from data.tokenizers.engines import Engine
 from program.errors import UserError
-
-UNITS_PER_STREAM = 256
-"""Units that files are cut into for each stream: what is read in another order each epoch, and shared out evenly."""
-SMALLEST_UNIT_BYTES = 64 << 10
-DATASET_STEP_BYTES = 32 << 20
-"""What a step of a dataset is taken for, which does not say how large it is."""
-HELD_OUT_BYTES, HELD_OUT_BYTES_PER_TOKEN = 1 << 20, 256
-"""Bytes that a stream is to have of a split that is not trained on: for some documents, and for about 64 samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnitShare:
-    """The documents of a unit whose number in it is `take` modulo `of`."""
-
-    unit: Unit
-    take: int
-    of: int
-
-    @property
-    def size(self) -> float:
-        """Its part of the unit's bytes on disk; never 0."""
-        return max(1, self.unit.size) / self.of
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one stream reads, once each epoch."""
-
-    number: int
-    pieces: tuple[UnitShare, ...]
-    seed: int | str
-
-    @property
-    def size(self) -> float:
-        """Bytes on disk."""
-        return sum(piece.size for piece in self.pieces)
-
-    def order(self, epoch: int) -> list[int]:
-        """Numbers of the pieces in the order of an epoch."""
-        numbers = np.arange(len(self.pieces))
-        return permute(numbers, len(self.pieces), f"triplane stream {self.seed} {self.number} {epoch}").tolist()
-
-
-def unit_bytes(total_bytes: int, count: int) -> int:
-    """Size to cut files at, for `count` streams."""
-    return max(total_bytes // (UNITS_PER_STREAM * count), SMALLEST_UNIT_BYTES)
-
-
-def deal(units: Sequence[Unit], count: int, seed: int | str) -> list[Share]:
-    """Shares of about the same size for `count` streams: the largest piece first, always to the smallest share.
-
-    A unit that is larger than a share and cannot be cut, as a compressed file, is divided by document: every stream
-    that has part of it reads, but does not tokenise, the whole. The sizes of shares do not depend on the seed.
-    Raises UserError where there are fewer pieces than streams.
-    """
-    pieces = list(_pieces(units, count))
-    if len(pieces) < count:
-        raise UserError(
-            f"data.stream_count = {count}: data.stream can be divided into {len(pieces)} parts only (a text file is "
-            f"one document). Set data.stream_count to {len(pieces)} or less, or name more files."
-        )
-    mixed = permute(np.arange(len(pieces)), len(pieces), f"triplane shares {seed}").tolist()
-    smallest = [(0.0, number) for number in range(count)]
-    held: list[list[UnitShare]] = [[] for _ in range(count)]
-    for piece in sorted((pieces[index] for index in mixed), key=lambda piece: -piece.size):
-        size, number = smallest[0]
-        heapq.heapreplace(smallest, (size + piece.size, number))
-        held[number].append(piece)
-    return [Share(number, tuple(own), seed) for number, own in enumerate(held)]
-
-
-def held_out_count(units: Sequence[Unit], count: int, part: float, seq_length: int) -> int:
-    """How many streams a split that is not trained on is dealt to: `count`, or fewer so that each has enough of it.
-
-    part: of all documents. Evaluations are short, so that streams which several ranks read cost little.
-    """
-    size = sum(DATASET_STEP_BYTES if one.source.kind == "dataset" else one.size for unit in units for one in unit.parts)
-    return max(1, min(count, int(size * part) // max(HELD_OUT_BYTES, HELD_OUT_BYTES_PER_TOKEN * seq_length)))
-
-
-def _pieces(units: Sequence[Unit], count: int) -> list[UnitShare]:
-    """At least `count`, where that can be: one a unit, and more of those that are larger than a share."""
-    sizes = [max(1, unit.size) for unit in units]
-    most = [_most_pieces(unit) for unit in units]
-    total = sum(sizes)
-    of = [min(most[index], max(1, size * count // total)) for index, size in enumerate(sizes)]
-    largest = [(-sizes[index] / of[index], index) for index in range(len(units)) if of[index] < most[index]]
-    heapq.heapify(largest)
-    for _ in range(count - sum(of)):
-        if not largest:
-            break
-        index = largest[0][1]
-        of[index] += 1
-        if of[index] < most[index]:
-            heapq.heapreplace(largest, (-sizes[index] / of[index], index))
-        else:
-            heapq.heappop(largest)
-    return [UnitShare(unit, take, parts) for unit, parts in zip(units, of, strict=True) for take in range(parts)]
-
-
-def _most_pieces(unit: Unit) -> int:
-    """Into how many pieces a unit can be divided: a text file is one document."""
-    only_texts = all(part.source.kind == "text" for part in unit.parts)
-    return len(unit.parts) if only_texts else MOST_STREAMS
-
 
 GROUP = 16
 """Documents tokenised together: few, so that no stream keeps the others waiting."""
@@ -146,9 +37,15 @@ class Cursor(NamedTuple):
     """Number in the batch."""
     token: int = 0
     """Number in the document."""
+    mixed: int = 0
+    """With data.stream_shuffle: the document is this one of the mixed group that begins at the place above."""
 
     def __str__(self) -> str:
         return " ".join(map(str, self))
+
+    def epochs(self, share: Share) -> float:
+        """How often a share has been gone through, piece by piece."""
+        return self.epoch + self.piece / len(share.pieces)
 
     @classmethod
     def parse(cls, text: str) -> "Cursor":
@@ -181,6 +78,8 @@ class Tokenising:
     part: tuple[float, float]
     """What the split has of [0, 1)."""
     rejects: Rejects
+    shuffle: int = 0
+    """Documents of a group that is mixed; 0: they come as they stand."""
 
     def wants(self, text: str) -> bool:
         """Whether a document belongs to the split: by a hash of its text, so that one seen twice is never in two."""
@@ -205,7 +104,7 @@ class LogicalStream:
     def __init__(self, share: Share, how: Tokenising, seq_length: int, sample: int = 0, cursor: Cursor = START) -> None:
         """sample: number of the next window, which begins at `cursor`."""
         self.share, self.how, self.seq_length, self.sample = share, how, seq_length, sample
-        self._documents = documents(share, how, cursor)
+        self._documents = mixed(share, how, cursor)
         self._held: deque[tuple[Cursor, np.ndarray]] = deque()
         self._begin, self._used = cursor, cursor.token
 
@@ -216,9 +115,8 @@ class LogicalStream:
 
     @property
     def epochs(self) -> float:
-        """How often the share has been gone through, piece by piece."""
-        here = self.cursor
-        return here.epoch + here.piece / len(self.share.pieces)
+        """How often the share has been gone through."""
+        return self.cursor.epochs(self.share)
 
     def next_window(self) -> np.ndarray:
         """The next window: [seq_length + 1] int32.
@@ -258,6 +156,27 @@ def too_small(share: Share, how: Tokenising, held: str) -> UserError:
         f"data.stream: stream {share.number} holds {held} of the {how.split} split (of {', '.join(list(paths)[:3])}). "
         "Lower data.stream_count, change data.split, or give more documents."
     )
+
+
+def mixed(share: Share, how: Tokenising, start: Cursor) -> Iterator[tuple[Cursor, np.ndarray]]:
+    """`documents`, of which each `how.shuffle` of an epoch that follow one another come in an order from the seed.
+
+    A cursor is where such a group begins and how many of it came before, so that a resume tokenises one group again
+    and no checkpoint holds documents. The order is a matter of the group's place alone, not of how batches are cut.
+    """
+    if not how.shuffle:
+        yield from documents(share, how, start)
+        return
+    first = start.mixed
+    for epoch, own in itertools.groupby(documents(share, how, start), key=lambda one: one[0].epoch):
+        for group in itertools.batched(own, how.shuffle):
+            begin = group[0][0]
+            place = f"{share.seed} {share.number} {epoch} {begin.piece} {begin.before + begin.document}"
+            order = permute(np.arange(len(group)), len(group), f"triplane documents {place}").tolist()
+            for number in range(first, len(group)):
+                yield begin._replace(mixed=number), group[order[number]][1]
+            first = 0
+            del group  # before the next one is read: a stream has one in memory
 
 
 def documents(share: Share, how: Tokenising, start: Cursor) -> Iterator[tuple[Cursor, np.ndarray]]:

@@ -17,8 +17,8 @@ from data.gaps import Gaps
 from data.order import rank_indices
 from data.prepare import prepare
 from data.source import build_source
-from data.streaming import stream
-from data.streaming.source import REMEMBERED, StreamedSource
+from data.streaming import dealing
+from data.streaming.source import REMEMBERED, InterleavedStreams, StreamedSource
 from data.streaming.stream import Cursor, documents
 from data.tokenizers.engines import BytesEngine
 from program.errors import UserError
@@ -92,7 +92,7 @@ def small(monkeypatch):
     from data.raw import hub
     from data.streaming import opening
 
-    monkeypatch.setattr(stream, "SMALLEST_UNIT_BYTES", 1000)
+    monkeypatch.setattr(dealing, "SMALLEST_UNIT_BYTES", 1000)
     monkeypatch.setattr(opening, "BATCH_BYTES", 500)  # two documents
     monkeypatch.setattr(raw_documents, "BATCH_ROWS", 20)
     monkeypatch.setattr(hub, "ROWS", 40)
@@ -106,13 +106,19 @@ def configured(stream, **changes):
 def opened(config, seed=3, split="train", said=None):
     """A fresh source, as a rank of its own has it."""
     source = build_source(prepare(config, (said if said is not None else []).append), config, SEQ_LENGTH, seed, split)
-    assert isinstance(source, StreamedSource)
+    assert isinstance(source, InterleavedStreams if split == "train" else StreamedSource)
     return source
+
+
+def alone(source):
+    """The streams of the one source that there is."""
+    [only] = source.opened if isinstance(source, InterleavedStreams) else [source]
+    return only
 
 
 def epoch_texts(source, share, epoch=0):
     """Texts of one epoch of a stream, in its order."""
-    found = []
+    found, source = [], alone(source)
     for cursor, ids in documents(share, source.how, Cursor(epoch)):
         if cursor.epoch > epoch:
             break
@@ -124,7 +130,7 @@ def epoch_texts(source, share, epoch=0):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_document_is_in_one_stream_once_an_epoch(tmp_path, kind):
     source = opened(configured(made(kind, tmp_path)))
-    by_stream = [epoch_texts(source, share) for share in source.shares]
+    by_stream = [epoch_texts(source, share) for share in alone(source).shares]
     assert all(by_stream)
     assert Counter(text for texts in by_stream for text in texts) == Counter(TEXTS)
 
@@ -135,7 +141,7 @@ def test_a_sample_is_a_window_of_its_streams_packed_documents(tmp_path, kind):
     samples, epochs = (240, 2) if kind in ("hub", "saved") else (2000, 3)  # of which opening takes long
     fetched = source.fetch(np.arange(samples))
     assert fetched.dtype == np.int32
-    for number, share in enumerate(source.shares):
+    for number, share in enumerate(alone(source).shares):
         texts = [text for epoch in range(epochs) for text in epoch_texts(source, share, epoch)]
         tokens = np.array([byte for text in texts for byte in (*text.encode(), 256)])
         for sample, window in enumerate(fetched[number::8]):
@@ -149,7 +155,7 @@ def train(config, consumed, iterations, micro_batch_size, data_parallel_size, gl
     """
     ranks = [opened(config) for _ in range(data_parallel_size)]
     for source in ranks:
-        source.resume(position or {})
+        source.resume([position or {}])
     micro = global_batch_size // micro_batch_size // data_parallel_size
     batches = []
     for iteration in range(iterations + DEPTH):
@@ -159,14 +165,10 @@ def train(config, consumed, iterations, micro_batch_size, data_parallel_size, gl
         by_rank = np.stack(read).reshape(data_parallel_size, micro, micro_batch_size, -1)
         batches.append(by_rank.swapaxes(0, 1).reshape(global_batch_size, -1))
     end = consumed + iterations * global_batch_size
-    noted = [source.position(end) for source in ranks]
-    cursors = {}
-    for number, (sample, cursor) in (item for one in noted for item in one.items()):
-        assert cursors.setdefault((number, sample), cursor) == cursor
+    noted = [item for source in ranks for item in source.position(end)[0].items()]
+    assert len(set(noted)) == len({(number, text.split()[0]) for number, text in noted})
     # of several ranks' the farthest, as in a checkpoint
-    return np.concatenate(batches[:iterations]), {
-        number: f"{sample} {cursors[number, sample]}" for number, sample in sorted(cursors)
-    }
+    return np.concatenate(batches[:iterations]), dict(sorted(noted, key=lambda one: int(one[1].split()[0])))
 
 
 @pytest.mark.parametrize("layout", [(1, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)])
@@ -219,10 +221,10 @@ def test_samples_in_gaps_are_passed_and_not_read_again(tmp_path, monkeypatch):
         source = opened(config)
         for first in range(0, consumed, 8):
             source.fetch(gaps.positions(np.arange(first, min(first + 8, consumed))))
-        noted = source.position(gaps.behind(consumed))
+        [noted] = source.position(gaps.behind(consumed))
         assert set(noted) == set(range(8))
         resumed = opened(config)
-        resumed.resume({number: f"{sample} {cursor}" for number, (sample, cursor) in noted.items()})
+        resumed.resume([noted])
         tokenised.clear()
         found = resumed.fetch(gaps.positions(np.arange(consumed, consumed + 16)))
         np.testing.assert_array_equal(found, expected[consumed : consumed + 16])
@@ -254,7 +256,7 @@ def test_a_share_begins_anew_and_says_so(tmp_path):
     source.fetch(np.arange(2 * tokens // SEQ_LENGTH))
     assert 1.5 < source.sources(0)["data"].epochs <= 2.1
     assert len([line for line in said if "has gone through its share 1 time(s)" in line]) == 1
-    orders = [epoch_texts(source, source.shares[0], epoch) for epoch in range(2)]
+    orders = [epoch_texts(source, alone(source).shares[0], epoch) for epoch in range(2)]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
 
@@ -267,7 +269,7 @@ def test_splits_share_no_document_and_follow_the_text(tmp_path):
     held = {}
     for split in ("train", "validation", "test"):
         source = opened(config, split=split)
-        found = Counter(text for share in source.shares for text in epoch_texts(source, share))
+        found = Counter(text for share in alone(source).shares for text in epoch_texts(source, share))
         assert set(found.values()) == {2}
         held[split] = set(found)
     assert set.union(*held.values()) == set(TEXTS)
@@ -329,7 +331,7 @@ def test_a_bad_line_met_later_is_named_or_left_out(tmp_path):
     source = opened(configured((str(path),), on_bad_document="skip"), said=said)
     source.fetch(np.arange(4000))
     assert [line for line in said if "x.jsonl:151" in line]
-    assert source.how.rejects.count
+    assert alone(source).how.rejects.count
 
 
 def test_too_little_text_for_so_many_streams_is_refused(tmp_path):

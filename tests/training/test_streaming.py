@@ -2,16 +2,23 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from data.order_begin import Read
 from data.prepared import Prepared
 from data.streaming import opening
-from runs import configuration, losses, train, train_or_fail
+from program.schema import structured
+from runs import DEBUG, configuration, losses, train, train_or_fail
+from training.checkpoint import order_entry, stage_entry
 from training.checkpoint.folders import latest
-from training.checkpoint.state import read_state
-from training.checkpoint.stream_position import repeated_reading
+from training.checkpoint.state import JSON, read_state
+from training.checkpoint.stream_position import found, repeated_reading
+from training.config.stages import stage_at, stages
+from training.metrics.jsonl import read_jsonl
 from training.start.prepare import prepare
 
 
@@ -35,6 +42,19 @@ def prepared_for(folder: Path, *flags: str) -> Prepared:
     return prepare(configuration(folder, *flags), None)
 
 
+def test_positions_of_an_older_version_are_those_of_the_only_source() -> None:
+    old: dict[str, JSON] = {"streams": {"consumed_samples": 9, "cursors": {"0": "5 0 1 0 0 0 3 7", "1": "no cursor"}}}
+    assert found(old, True, ["now"], 2) == [{0: "5 0 1 0 0 0 3 7"}]
+    assert found(old, False, ["now"], 2) == [{}]  # of other data
+    new: dict[str, JSON] = {"streams": {"cursors": {"a": {"1": "5 0 1 0 0 0 3 7 2", "2": "1 1"}, "b": {"0": "4 1"}}}}
+    assert found(new, False, ["b", "c", "a"], 2) == [{0: "4 1"}, {}, {1: "5 0 1 0 0 0 3 7 2"}]
+    order: dict[str, JSON] = {"iteration": 1, "samples": 8, "before": {"x": ["5", 3]}, "now": {"x": ["5", 4, [3, 1]]}}
+    entry, problems = structured(order, order_entry.OrderEntry)
+    assert not problems and order_entry.reads(entry.before) == {"x": Read("5", 3)}
+    assert order_entry.reads(entry.now) == {"x": Read("5", 4, (3, 1))}
+
+
+@pytest.mark.campaign  # of a blend: below; how it is read: tests/data/test_streaming.py
 def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 4), "--train.eval_interval", "2", "--train.eval_iters", "1")
     prepared = prepared_for(tmp_path / "whole", *flags)
@@ -42,7 +62,8 @@ def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: 
     assert 0 <= whole[0]["epoch"] <= whole[-2]["epoch"]
     run = tmp_path / "run"
     train(prepared, configuration(run, *flags, "--train.exit_interval", "2", "--train.micro_batch_size", "1"), 2)
-    assert len(entry(run)["cursors"]) == 8
+    [cursors] = entry(run)["cursors"].values()
+    assert len(cursors) == 8
     resumed = train(prepared, configuration(run, *flags), 1)
     assert losses(resumed) == pytest.approx(losses(whole), rel=1e-5)
     validation = [[line["validation_loss"] for line in one if "validation_loss" in line] for one in (whole, resumed)]
@@ -51,10 +72,82 @@ def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: 
     assert "tokenised again" not in capfd.readouterr().out
 
 
+KILL = """
+import os, signal
+from training.loop import Callback
+
+class Kill(Callback):
+    def after_step(self, progress, result):
+        if progress.iteration == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+STAGES = """
+[[stage]]
+name = "first"
+until_iterations = 4
+data.stream_blend = {{ "{a}" = 2.0, "{b}" = 1.0 }}
+
+[[stage]]
+name = "last"
+until_iterations = 6
+data.stream_blend = {{ "{c}" = 1.0, "{b}" = 3.0 }}
+"""
+
+
+def test_a_blend_killed_and_resumed_in_other_layouts_over_stages_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "killing.py").write_text(KILL)
+    monkeypatch.syspath_prepend(tmp_path)
+    a, b, c = (str(corpus(tmp_path / f"{name}.jsonl", seed)) for seed, name in enumerate("abc"))
+    recipe = tmp_path / "staged.toml"
+    text = "\n".join(line for line in DEBUG.read_text().splitlines() if "train_iters" not in line)
+    recipe.write_text(text + STAGES.format(a=a, b=b, c=c))
+    flags = ("--data.stream_count", "8", "--data.stream_shuffle", "6", "--data.split", "7,3", "--log.report", "False",
+             "--checkpoint.save_interval", "2", "--train.eval_interval", "2", "--train.eval_iters", "1",
+             "--eval.by_source", "True", "--data.cache_dir", str(tmp_path / "cache"))  # fmt: skip
+
+    def part(run: Path, world_size: int, *more: str) -> int:
+        """Train the stage that the run is in."""
+        given = configuration(run, *flags, *more, recipe=recipe)
+        at = stage_entry.position(run / "checkpoints", given.checkpoint)
+        config = stage_at(stages(given, at), 0 if at is None else at.iteration).config
+        return train_or_fail(prepare(config, None), config, world_size)[0]
+
+    for _ in range(2):
+        part(tmp_path / "whole", 1)
+    assert part(tmp_path / "run", 2, "--train.callbacks", "killing:Kill") != 0
+    part(tmp_path / "run", 1)
+    part(tmp_path / "run", 2, "--train.micro_batch_size", "1")
+    whole, run = (figures(read_jsonl(tmp_path / name / "metrics.jsonl")) for name in ("whole", "run"))
+    assert len(whole) == 6 and {f"validation_loss/{one}" for one in (b, c)} <= whole[6].keys()
+    assert whole[4][f"tokens/{a}"] + whole[6][f"tokens/{b}"] + whole[6][f"tokens/{c}"] == 6 * 8 * 64
+    for iteration, own in run.items():
+        assert own == pytest.approx(whole[iteration], rel=1e-5)
+    kept = entry(tmp_path / "run")["cursors"].values()
+    assert sorted(map(len, kept)) == [4, 8, 8]  # a's, too, which has gone; of c's streams 4 have begun
+    order = read_state(tmp_path / "run/checkpoints/iter_0000004").entries["order"]
+    assert isinstance(order, dict)
+    for _, samples, by_stream in order["now"].values():  # which the streams have not read in turn
+        assert len(by_stream) == 8 and sum(by_stream) == samples
+    printed = capfd.readouterr().out
+    assert "tokenised again" not in printed
+    assert f"| {c} {run[6][f'validation_loss/{c}']:.3f} (" in printed
+
+
+def figures(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    """Of each iteration what follows from its samples; of one that ran twice, the later."""
+    found: dict[int, dict[str, float]] = {}
+    for line in lines:
+        own = {key: value for key, value in line.items() if key.startswith(("loss", "validation_loss", "tokens/"))}
+        found[line["iteration"]] = found.get(line["iteration"], {}) | own
+    return found
+
+
 def entry(run_dir: Path) -> dict:
-    found = latest(run_dir / "checkpoints")
-    assert found is not None
-    streams = read_state(found).entries["streams"]
+    path = latest(run_dir / "checkpoints")
+    assert path is not None
+    streams = read_state(path).entries["streams"]
     assert isinstance(streams, dict)
     return streams
 

@@ -57,7 +57,7 @@ def _starts(config: RunConfig) -> list[Path]:
 
 def _reads_raw_text(data: DataConfig) -> bool:
     """Whether anything is tokenised here; without data.paths it is the built-in corpus."""
-    if data.stream:
+    if data.streamed:
         return True
     given = [inputs_of(source, data) for source in named(data)]
     return any(one.raw_files or not one.prefixes for one in given)

@@ -17,6 +17,10 @@ ENTRY = "order"
 """Among the entries of ``state.json``."""
 
 
+Kept = Read | tuple[str, Count]
+"""A source that was read in turn has no numbers of streams."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class OrderEntry:
     """What lies there."""
@@ -25,9 +29,9 @@ class OrderEntry:
     """Iterations before the order that was read."""
     samples: Count
     """Global samples before it."""
-    before: Mapping[str, Read]
+    before: Mapping[str, Kept]
     """Of each source, what was read before that order."""
-    now: Mapping[str, Read]
+    now: Mapping[str, Kept]
     """And until now."""
     skipped: tuple[tuple[Count, Count], ...] = ()
     """Ranges [first, end) of global samples before now that were not trained on."""
@@ -39,7 +43,9 @@ def noted(prepared: Prepared, config: RunConfig, begin: OrderBegin, gaps: Gaps, 
         return {}
     consumed, seq_length = progress.consumed_samples, config.model.seq_length
     now = read_until(prepared, config.data, seq_length, config.train.seed, begin, gaps.behind(consumed))
-    before, so_far = ({key: list(one) for key, one in read.items()} for read in (begin.read, now))
+    before, so_far = (
+        {key: list(one if one.streams else one[:2]) for key, one in read.items()} for read in (begin.read, now)
+    )
     began = {"iteration": _began(config), "samples": begin.samples, "before": before}
     return {ENTRY: {**began, "now": so_far, "skipped": [list(one) for one in gaps.met(consumed)]}}
 
@@ -77,7 +83,7 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, ga
             "[[stage]] goes on from. A version without stages wrote it: save once with this one, without [[stage]]."
         )
     if begins_here(config, progress):
-        return OrderBegin(samples=gaps.behind(progress.consumed_samples), read=entry.now)
+        return OrderBegin(samples=gaps.behind(progress.consumed_samples), read=reads(entry.now))
     # Without stages it is a branch's, or a stage's checkpoint that is continued by itself: in the order that it has.
     if config.begin is not None and entry.iteration != expected and not config.data.allow_data_change:
         raise SharedMistake(
@@ -85,4 +91,9 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, ga
             f"[[stage]] tables it began after {expected:,}. A stage that has begun keeps its data: give it what it "
             "had, or --data.allow_data_change True if that is meant."
         )
-    return OrderBegin(samples=entry.samples, read=entry.before)
+    return OrderBegin(samples=entry.samples, read=reads(entry.before))
+
+
+def reads(kept: Mapping[str, Kept]) -> dict[str, Read]:
+    """What is kept, as orders begin with it."""
+    return {key: Read(*one) for key, one in kept.items()}

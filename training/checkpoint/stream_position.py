@@ -1,11 +1,17 @@
-"""Where each logical stream of data.stream stands: into a checkpoint from all ranks, out of it to any others."""
+"""Where each logical stream of data.stream stands: into a checkpoint from all ranks, out of it to any others.
+
+Under ``cursors``, by what decides where samples begin (data.order_begin.stream_keys): of each stream, by its number,
+its next sample and where that begins. Of sources that a stage left out they are kept, for one that takes them up again.
+"""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from data.prepared import Samples
-from data.streaming.source import StreamedSource
+from data.streaming.source import InterleavedStreams
 from parallel.groups import Ranks
 from training.batches import BatchStream
 from training.checkpoint.agreement import gathered
@@ -16,49 +22,64 @@ ENTRY = "streams"
 """What a checkpoint's ``state.json`` has of this, among its entries."""
 
 
-def noted(stream: BatchStream, progress: Progress, ranks: Ranks) -> dict[str, JSON]:
-    """What a checkpoint must have of the streams: a line of numbers each, from the ranks that read them. Collective."""
-    own: list[tuple[int, int, str]] = []
-    if isinstance(stream.source, StreamedSource) and ranks.at.pp == 0 and ranks.at.cp == 0:
-        position = stream.source.position(stream.gaps.behind(progress.consumed_samples))
-        own = [(number, sample, str(cursor)) for number, (sample, cursor) in position.items()]
-    found = {str(number): f"{sample} {cursor}" for number, sample, cursor in sorted(gathered(own, ranks))}
-    return {ENTRY: {"consumed_samples": progress.consumed_samples, "cursors": found}}
+def noted(
+    stream: BatchStream, keys: Sequence[str], progress: Progress, ranks: Ranks, before: Mapping[str, JSON]
+) -> dict[str, JSON]:
+    """What a checkpoint must have of the streams: a line of numbers each, from the ranks that read them. Collective.
 
-
-def found(
-    entries: Mapping[str, JSON], same_data: bool, count: int, progress: Progress, ranks: Ranks, own_samples: int
-) -> dict[int, str]:
-    """Where streams stand, by number: what ``noted`` wrote, in any layout; says where something is missing of it.
-
-    same_data: the checkpoint was written with the data there is. count: streams there are. own_samples: that were read
-    of them, of all the run's.
+    before: the entries of the checkpoint that this start continues.
     """
-    if not progress.consumed_samples:
-        return {}
-    entry, cursors = entries.get(ENTRY), dict[int, str]()
-    if same_data and isinstance(entry, dict) and entry.get("consumed_samples") == progress.consumed_samples:
-        noted_cursors = entry.get("cursors")
-        if isinstance(noted_cursors, dict):
-            cursors = {int(number): text for number, text in noted_cursors.items() if _is_cursor(number, text)}
-    missing = min(count, own_samples) - len(cursors)
-    if missing:
-        samples = -(-own_samples // count)
+    own: list[tuple[str, int, str]] = []
+    if isinstance(stream.source, InterleavedStreams) and ranks.at.pp == 0 and ranks.at.cp == 0:
+        positions = zip(keys, stream.source.position(stream.gaps.behind(progress.consumed_samples)), strict=True)
+        own = [(key, number, text) for key, found in positions for number, text in found.items()]
+    cursors = {key: kept for key, kept in _kept(before).items() if isinstance(kept, dict) and key not in keys}
+    # Where samples are skipped, ranks that share a stream may have come to several places: the farthest counts.
+    for key, number, text in sorted(gathered(own, ranks), key=lambda one: int(one[2].partition(" ")[0])):
+        cursors.setdefault(key, {})[str(number)] = text
+    return {ENTRY: {"cursors": dict(cursors)}}
+
+
+def found(entries: Mapping[str, JSON], same_data: bool, keys: Sequence[str], count: int) -> list[dict[int, str]]:
+    """Of each source, where its ``count`` streams stand, by number: what ``noted`` wrote, in any layout.
+
+    same_data: the checkpoint was written with the data there is. keys: of the sources, as ``noted``'s.
+    """
+    kept = _kept(entries)
+    if same_data and not any(isinstance(one, dict) for one in kept.values()):
+        kept = {keys[0]: kept}  # of a version without blends
+    return [_cursors(kept.get(key), count) for key in keys]
+
+
+def say_missing(cursors: Sequence[Mapping[int, str]], ends: np.ndarray, ranks: Ranks) -> None:
+    """Say what is read again. ends: samples that were read of each stream of each source [sources, S]."""
+    missing = int((ends > 0).sum()) - sum(map(len, cursors))
+    if missing > 0:
         ranks.say(
-            f"data: the checkpoint does not say where {missing} of {count} streams stand in this data: the first "
-            f"{samples:,} samples of each are tokenised again, and skipped"
+            f"data: the checkpoint does not say where {missing} of {ends.size} streams stand in this data: the first "
+            f"{ends.max():,} samples of each are tokenised again, and skipped"
         )
-    return cursors
 
 
-def _is_cursor(number: str, text: JSON) -> bool:
-    """Whether an entry is one that ``noted`` wrote; what is none counts as missing."""
-    return number.isdecimal() and isinstance(text, str) and re.fullmatch(r"\d{1,18}( \d{1,18}){1,8}", text) is not None
+def _kept(entries: Mapping[str, JSON]) -> dict[str, JSON]:
+    entry = entries.get(ENTRY)
+    kept = entry.get("cursors") if isinstance(entry, dict) else None
+    return kept if isinstance(kept, dict) else {}
 
 
-def resumed(source: Samples, cursors: Mapping[int, str]) -> Samples:
+def _cursors(kept: JSON, count: int) -> dict[int, str]:
+    """Those of ``count`` streams that ``noted`` wrote; what is none counts as missing."""
+    given = kept if isinstance(kept, dict) else {}
+    return {number: given[str(number)] for number in range(count) if _is_cursor(given.get(str(number)))}
+
+
+def _is_cursor(text: JSON) -> bool:
+    return isinstance(text, str) and re.fullmatch(r"\d{1,18}( \d{1,18}){1,8}", text) is not None
+
+
+def resumed(source: Samples, cursors: Sequence[Mapping[int, str]]) -> Samples:
     """The same source, at these positions."""
-    if isinstance(source, StreamedSource):
+    if isinstance(source, InterleavedStreams):
         source.resume(cursors)
     return source
 

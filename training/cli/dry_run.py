@@ -158,11 +158,11 @@ def missing(config: RunConfig) -> list[str]:
             sources.inputs_of(sources.named(one)[0], one)
         except UserError as error:
             found.append(f"on this machine: eval.validation_sets: {name}: {str(error).removeprefix('data.blend: ')}")
-    if files := tuple(name for name in config.data.stream if not name.startswith("hf://")):
+    if files := tuple(name for name in config.data.streamed if not name.startswith("hf://")):
         from data.raw import inputs as raw_inputs
 
         try:
-            raw_inputs.find(files, "data.stream", lambda left_out: None)  # training says it
+            raw_inputs.find(files, config.data.streamed_by, lambda left_out: None)  # training says it
         except UserError as error:
             found.append(f"on this machine: {error}")
     if config.eval.tasks:

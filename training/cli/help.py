@@ -24,9 +24,9 @@ RARE = {
     "precision": "fp8_recipe fp4_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
     "fp8_param_gather fp8_shadow loss_scale initial_loss_scale "
     "min_loss_scale loss_scale_window hysteresis",
-    "data": "cache_dir builtin_vocab_size jsonl_key csv_column eod_token blend_file samples_to_skip order "
-    "megatron_train_samples require_manifest allow_data_change stream_count on_bad_document max_document_mb "
-    "max_expansion reset_attention_mask reset_position_ids eod_mask_loss",
+    "data": "cache_dir bucket_cache_gb builtin_vocab_size jsonl_key csv_column eod_token blend_file samples_to_skip "
+    "order megatron_train_samples require_manifest allow_data_change stream_count stream_shuffle on_bad_document "
+    "max_document_mb max_expansion reset_attention_mask reset_position_ids eod_mask_loss",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style weight_decay_incr_samples "
     "lr_warmup_samples lr_warmup_fraction lr_warmup_init lr_decay_samples lr_wsd_decay_iters lr_wsd_decay_samples "
     "lr_wsd_decay_style optimizer use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_params_dtype "
@@ -38,7 +38,7 @@ RARE = {
     "manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
     "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile "
     "offload_modules",
-    "eval": "task_folder interval limit num_fewshot full_pass",
+    "eval": "task_folder interval limit num_fewshot full_pass by_source",
     "checkpoint": "no_load_optim no_load_rng override_opt_param_scheduler save_retain_interval "
     "use_checkpoint_opt_param_scheduler verify",
     "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus names "

@@ -72,7 +72,7 @@ def _host_memory(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator
 
 
 def _data(config: RunConfig) -> Iterator[str]:
-    given = config.data.paths or config.data.blend or config.data.blend_file or config.data.stream
+    given = config.data.paths or config.data.blend or config.data.blend_file or config.data.streamed
     if not given:
         yield "data.paths is empty: the built-in corpus is a few million tokens, for trying things out."
     if config.data.tokenizer == "builtin":
@@ -225,6 +225,10 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     own, profile, train_iters = config.eval, config.profile, config.train.train_iters
     if (own.validation_sets or own.full_pass) and not config.train.evaluates:
         yield "eval.validation_sets and eval.full_pass have no effect without train.eval_interval: no evaluation."
+    if own.by_source and (
+        own.full_pass or not (config.data.blend or config.data.blend_file or config.data.stream_blend)
+    ):
+        yield "eval.by_source has no effect without a blend, nor with eval.full_pass, which measures each source whole."
     if not own.tasks and (own.interval is not None or own.limit is not None or own.num_fewshot is not None):
         yield "eval.interval, limit and num_fewshot have no effect without eval.tasks."
     if profile.traces and profile.step_start >= train_iters:

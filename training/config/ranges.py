@@ -34,6 +34,7 @@ LARGEST: dict[str, int] = {
         ("data.builtin_vocab_size", "train.micro_batch_size", "train.generate_tokens"), 1 << 24
     ),
     "data.stream_count": 1 << 16,
+    "data.stream_shuffle": 1 << 20,
     "train.global_batch_size": (1 << 31) - 1,
 }  # fmt: skip
 """Of the model's fields: models/shape_fields.py."""

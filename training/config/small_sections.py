@@ -201,6 +201,10 @@ class EvalConfig:
     """Measure validation losses on all tokens of the split, and of each set, instead of on train.eval_iters batches
     (Megatron's --full-validation)."""
 
+    by_source: bool = False
+    """Measure the validation split of each source of a blend on train.eval_iters batches of its own, beside the
+    blend's. False: on the samples that it has among the blend's, which are few, or none, of a small weight."""
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         found = []
@@ -224,9 +228,9 @@ def validation_problems(config: EvalConfig, data: DataConfig) -> list[str]:
     """Full passes over a validation split that has no end, or one that Megatron's order has no samples for."""
     if not config.full_pass or not has_own_split(config, data):
         return []
-    if data.stream:
+    if data.streamed:
         return [
-            "eval.full_pass: how much the validation split of data.stream holds is not known before it is read. Name "
+            f"eval.full_pass: the validation split of {data.streamed_by} is not counted before it is read. Name "
             'held-out files in eval.validation_sets and set data.split = "1,0,0", or leave eval.full_pass out.'
         ]
     if data.order == "megatron":

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from data.config import TEXTS
 from program.errors import SharedMistake
 from training.config.batch_schedule import BatchSchedule
 from training.config.run_config import RunConfig
 from training.config.schedules import batch_schedule
 from training.config.stage_config import Begin, BegunStage, RunPosition, StageConfig
-
-TEXTS = ("paths", "blend", "blend_file", "stream")
-"""Of which a stage that gives one leaves the others out."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

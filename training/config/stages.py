@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from data.config import TEXTS
 from program.errors import SharedMistake
 from program.schema import structured
 from training.config.recipe import did_you_mean, sections
 from training.config.run_config import RunConfig
 from training.config.stage_config import RunPosition, StageConfig
 from training.config.stage_curves import with_curves
-from training.config.stage_lengths import TEXTS, Stage, lengths
+from training.config.stage_lengths import Stage, lengths
 from training.config.train_config import TrainConfig
 
 MODEL = frozenset({
@@ -29,7 +30,8 @@ MODEL = frozenset({
 NEVER = {
     "precision": ("dtype",),
     "data": ("tokenizer", "eod_token", "builtin_vocab_size", "order", "megatron_train_samples", "split", "stream_count",
-             "samples_to_skip", "on_bad_document", "max_document_mb", "max_expansion", "jsonl_key", "csv_column"),
+             "stream_shuffle", "samples_to_skip", "on_bad_document", "max_document_mb", "max_expansion", "jsonl_key",
+             "csv_column"),
     "optimizer": ("optimizer", "lr_warmup_samples", "lr_decay_samples", "lr_wsd_decay_samples"),
     "train": ("train_iters", "iterations_to_skip", "decay_from", "decay_iters", "seed", "step_batch_size_schedule",
               "ema_decay", "average_last", "loss"),
@@ -88,7 +90,7 @@ def _recipe_problems(recipe: RunConfig) -> Iterator[str]:
         yield "--debug takes another batch, and [[stage]] tables count with this one. Leave one of them out."
     if recipe.data.order == "megatron":
         yield 'data.order = "megatron" fixes the order of the whole training. Leave it, or [[stage]], out.'
-    streamed = recipe.data.stream or any("stream" in one.data for one in recipe.stage)
+    streamed = recipe.data.streamed or any({"stream", "stream_blend"} & one.data.keys() for one in recipe.stage)
     if streamed and any("seq_length" in one.model for one in recipe.stage):
         yield "data.stream: a stage cannot change model.seq_length of streams yet. Make shards with tools.preprocess."
     if recipe.train.step_batch_size_schedule is not None:

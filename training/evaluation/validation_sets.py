@@ -1,4 +1,5 @@
-"""What validation losses are measured on: the data's validation split, and the sets of ``eval.validation_sets``."""
+"""What validation losses are measured on: the data's validation split, the part of each of its sources, and the sets of
+``eval.validation_sets``."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from data.config import DataConfig
 from data.full_pass import FullPass
 from data.prepare import prepare as prepare_data
 from data.prepared import Prepared, Samples, SourcedSamples
-from data.source import BlendedSource, TokenSource, build_source
+from data.source import BlendedSource, TokenSource, build_part, build_source
 from program.errors import UserError
 from training.config.run_config import RunConfig
 from training.config.small_sections import has_own_split
@@ -23,11 +24,11 @@ class ValidationSet:
     """Held-out text with a loss of its own."""
 
     name: str
-    """Of ``eval.validation_sets``; "" for the data's validation split."""
+    """Of ``eval.validation_sets``, or of a source by itself; "" for the data's validation split."""
     open_samples: Callable[[], Samples]
     """From the first sample on. Where memory is mapped, it costs nothing to open what another rank reads."""
     has_sources: bool = False
-    """Each source has a loss, beside that of all."""
+    """Each source has a loss of its samples among these, beside that of all."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -93,17 +94,24 @@ def open_all(prepared: Prepared, config: RunConfig) -> None:
 
 def validation_sets(prepared: Prepared, config: RunConfig) -> list[ValidationSet]:
     """All that a run measures, in the order in which it does."""
+    by_itself = config.eval.by_source and not config.eval.full_pass  # which measures all of each source at once
+    sources = [source.name for source in prepared.sources] if by_itself and prepared.blend is not None else []
     own = ValidationSet(
         name="",
         open_samples=_opened(partial(build_source, prepared, config.data, split="validation"), config),
-        has_sources=prepared.blend is not None,
+        has_sources=prepared.blend is not None and not sources,
     )
+    part = partial(build_part, prepared, config.data, split="validation")
+    parts = [
+        ValidationSet(name=name, open_samples=_opened(partial(part, number=number), config))
+        for number, name in enumerate(sources)
+    ]
     whole = _data_of(config.data, "")
     named = [
         ValidationSet(name=name, open_samples=_opened(partial(build_source, held, whole, split="train"), config))
         for name, held in prepared.validation_sets.items()
     ]
-    return [own, *named] if has_own_split(config.eval, config.data) else named
+    return [own, *parts, *named] if has_own_split(config.eval, config.data) else named
 
 
 def _opened(build: Callable[..., Samples], config: RunConfig) -> Callable[[], Samples]:
@@ -119,6 +127,6 @@ def _opened(build: Callable[..., Samples], config: RunConfig) -> Callable[[], Sa
 def _data_of(data: DataConfig, path: str) -> DataConfig:
     """The data section of a set, all of whose documents are in its first split."""
     return replace(
-        data, paths=(), blend={path: 1.0} if path else {}, blend_file=None, stream=(), order="exact",
-        megatron_train_samples=None, split="1",
+        data, paths=(), blend={path: 1.0} if path else {}, blend_file=None, stream=(), stream_blend={},
+        order="exact", megatron_train_samples=None, split="1",
     )  # fmt: skip

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+from data.order_begin import stream_keys
 from training.batches import BatchStream
 from training.checkpoint import optimizer_state, order_entry, stream_position
 from training.checkpoint.account import UpdateCount
@@ -35,9 +36,10 @@ def build_saves(
 ) -> SaveCallback:
     """What the loop calls for a checkpoint."""
     config, prepared, ranks = run.config, run.prepared, run.ranks
+    keys = stream_keys(prepared, config.data, config.model.seq_length, config.train.seed, begun.order)
 
     def before_save(progress: Progress) -> Mapping[str, JSON]:
-        own = {} if prepared.streams is None else stream_position.noted(stream, progress, ranks)
+        own = stream_position.noted(stream, keys, progress, ranks, begun.entries) if prepared.streams else {}
         order = order_entry.noted(prepared, config, begun.order, begun.gaps, progress)
         return {**health.before_save(progress), **own, **order, **updates.entry()}
 

@@ -1,7 +1,7 @@
 """The training data of one rank, from where a start begins."""
 
 from data.loader import Packing
-from data.order_begin import RUN_BEGIN, OrderBegin, orders
+from data.order_begin import RUN_BEGIN, OrderBegin, stream_keys, turns
 from data.prepared import Prepared, Samples
 from data.source import build_source
 from data.split import SplitName
@@ -22,13 +22,14 @@ def open_source(prepared: Prepared, config: RunConfig, split: SplitName, begin: 
 def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     """This rank's batches of the train split, from where this start begins."""
     config, prepared, ranks, progress = run.config, run.prepared, run.ranks, begun.progress
-    micro_batch_size, cursors = config.train.micro_batch_size, dict[int, str]()
-    if prepared.streams is not None:
-        read = orders(prepared, config.data, config.model.seq_length, config.train.seed, begun.order)[0].samples
-        own = read + begun.gaps.behind(progress.consumed_samples) - begun.order.samples
+    micro_batch_size, cursors = config.train.micro_batch_size, list[dict[int, str]]()
+    if prepared.streams:
+        order = prepared, config.data, config.model.seq_length, config.train.seed, begun.order
         same = not data_changes(begun.entries.get("data"), data_entry(config, prepared))
-        cursors = stream_position.found(begun.entries, same, prepared.streams.count, progress, ranks, own)
-        stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
+        count, ends = prepared.streams[0].count, turns(*order).ends(begun.gaps.behind(progress.consumed_samples))
+        cursors = stream_position.found(begun.entries, same, stream_keys(*order), count)
+        stream_position.say_missing(cursors, ends, ranks)
+        stream_position.say_repeated_reading(count, micro_batch_size, ranks)
     return BatchStream(
         lambda: stream_position.resumed(open_source(prepared, config, "train", begun.order), cursors),
         ranks,

@@ -73,7 +73,8 @@ def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say
     if not isinstance(train, TokenSource | BlendedSource) or not total:
         return
     weights = split_weights(config.data.split)
-    held, meant = train.token_count / total, weights[0] / sum(weights)
+    parts = train.opened if isinstance(train, BlendedSource) else [train]
+    held, meant = sum(part.token_count for part in parts) / total, weights[0] / sum(weights)
     if abs(held - meant) > SHARE_TOLD:
         documents = sum(shard.document_count for shard in prepared.shards)
         say(
@@ -84,7 +85,7 @@ def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say
 
 def _tell_passes(train: Samples, prepared: Prepared, config: RunConfig, say: Console) -> None:
     """Where the whole training reads text more than once."""
-    if prepared.streams is None:
+    if not prepared.streams:
         taken = config.samples  # of this stage alone
         if often := passes.described(train.sources(taken)):
             say(f"data: {config.iterations:,} iterations: {often}")

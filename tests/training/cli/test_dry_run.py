@@ -221,6 +221,8 @@ def warnings_of(flags: str) -> list[str]:
         ("--checkpoint.save_interval None", "nothing is saved before the end"),
         ("--data.paths", "data.paths is empty"),
         ("--data.paths /nowhere/text", "on this machine: data.paths: no file"),
+        ("--data.paths --data.stream_blend /nowhere/x 1 y 1", "on this machine: data.stream_blend: no file"),
+        ("--eval.by_source True", "eval.by_source has no effect without a blend"),
         ("--data.tokenizer builtin", "data.tokenizer is the built-in one"),
         ("--log.prometheus 0.0.0.0:9464", 'log.prometheus "0.0.0.0:9464": whoever'),
         (

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from data.config import TEXTS
 from program.errors import SharedMistake
 from training.config.recipe import dump, dump_changed, load, names
 from training.config.run_config import RunConfig
 from training.config.stage_config import BegunStage, RunPosition
 from training.config.stage_curves import CURVE
-from training.config.stage_lengths import TEXTS, Stage
+from training.config.stage_lengths import Stage
 from training.config.stages import MODEL, NEVER, stage_at, stages
 
 HEAD = """
@@ -57,6 +58,10 @@ def test_each_stage_ends_with_the_first_iteration_that_reaches_what_it_names(tmp
     assert [one.config.train.train_iters for one in (a, b, c)] == [10, 16, 28]
     assert (c.config.model.seq_length, c.config.train.global_batch_size, c.config.train.micro_batch_size) == (128, 4, 2)
     assert [one.begin.data_iteration for one in (a, b, c)] == [0, 10, 10]  # c reads what b reads
+    weights = ("{ x = 1.0, y = 1.0 }", "{ x = 2.0, y = 1.0 }", "{ x = 2.0, y = 1.0 }")
+    tables = (stage(f"s{end}", f"until_iterations = {end}", f"data.stream_blend = {own}")
+              for end, own in enumerate(weights, 1))  # fmt: skip
+    assert [one.begin.data_iteration for one in of(tmp_path, "".join(tables))] == [0, 1, 1]
     assert [one.begin.ends for one in (a, b, c)] == [(10,), (10, 16), (10, 16, 28)]
     assert [stage_at([a, b, c], iteration).name for iteration in (0, 9, 10, 15, 16, 28, 40)] == list("aabbccc")
     assert all(not one.config.problems(1) and not one.config.stage for one in (a, b, c))
@@ -127,6 +132,7 @@ def test_a_recipe_with_stages_is_written_back_as_it_was(tmp_path: Path) -> None:
         (stage("a", "until_iterations = 4", 'train.micro_batch_size = "2"'), "expected a whole number, found"),
         (stage("a", "until_iterations = 4", "train.micro_batch = 2"), "Did you mean train.micro_batch_size?"),
         (stage("a", "until_iterations = 4", "data.stream = ['x']", "model.seq_length = 8"), "of streams yet"),
+        (stage("a", "until_iterations = 4", "data.stream_blend = {x = 1.0}", "model.seq_length = 8"), "of streams yet"),
         (
             stage("a", "until_iterations = 4") + stage("b", "until_iterations = 8", "optimizer.min_lr = 0.0"),
             'stage "b": the learning rate is 0 when it begins',

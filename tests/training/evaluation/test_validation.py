@@ -97,6 +97,25 @@ def test_full_passes_are_of_the_whole_text_in_every_layout(texts: dict[str, str]
         assert measure(split, prepared, world, tmp_path / name) == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.parametrize(("blend", "alone"), [("blend", "paths"), ("stream_blend", "stream")])
+def test_the_loss_of_a_source_is_that_of_its_validation_split_alone(
+    blend: str, alone: str, texts: dict[str, str], tmp_path: Path
+) -> None:
+    plain = [*EVALUATED.split(), "--data.split", "7,3", "--data.stream_count", "4", "--data.tokenizer", "byte"]
+    both = [*plain, f"--data.{blend}", texts["web"], "50", texts["code"], "1", "--eval.by_source", "True"]
+    found = {}
+    for name, given, world in (
+        ("both", both, 2), *((one, [*plain, f"--data.{alone}", texts[one]], 1) for one in ("web", "code"))
+    ):  # fmt: skip
+        config = runs.configuration(tmp_path, *given)
+        found[name] = measure(config, prepare(config, None), world, tmp_path / name)
+    assert len(found["both"]) == 3
+    for one in ("web", "code"):  # of which "code" is in none of the blend's 16 samples
+        assert found["both"][f"validation_loss/{texts[one]}"] == pytest.approx(found[one]["validation_loss"], rel=1e-6)
+    whole = runs.configuration(tmp_path, *flags(texts), "--eval.full_pass", "True", "--eval.by_source", "True")
+    assert [one.name for one in validation_sets(prepare(whole, None), whole)] == ["", "held", "small"]
+
+
 @pytest.mark.campaign
 def test_a_run_logs_sets_and_sources_beside_its_split(
     texts: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -151,7 +170,7 @@ def test_a_set_that_cannot_be_read_is_named(sets: str, words: str, texts: dict[s
     ("wrong", "words"),
     [
         ("--eval.validation_sets a/b x", "eval.validation_sets: a/b"),
-        ("--eval.full_pass True --data.stream x.jsonl", "of data.stream holds is not known"),
+        ("--eval.full_pass True --data.stream x.jsonl", "of data.stream is not counted before"),
         ("--eval.full_pass True --data.order megatron", 'eval.full_pass with data.order = "megatron"'),
         ("--train.eval_iters -1", "train.eval_iters must not be negative"),
         ("--eval.interval 0 --eval.limit 0 --eval.num_fewshot -1", "eval.num_fewshot must be 0 or more, found -1"),

@@ -169,7 +169,7 @@ def write(
 def _short(config: RunConfig) -> str:
     """What is not at its default; of data that there is not, comments in its place."""
     text = dump_changed(config)
-    comments = "" if config.data.paths or config.data.stream else PATHS
+    comments = "" if config.data.paths or config.data.streamed else PATHS
     comments += TOKENIZER if config.data.tokenizer == RunConfig().data.tokenizer else ""
     before, header, after = text.partition("\n[data]\n")
     if header or not comments:
