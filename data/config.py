@@ -9,6 +9,9 @@ from typing import Literal
 MOST_STREAMS = 65_536
 MOST_SOURCES = 65_535
 """Of a blend: its table holds their numbers in 16 bits."""
+FIM = ("fim_rate", "fim_spm_rate", "fim_split_sample", "fim_fragment_rate", "fim_no_prefix", "fim_prefix_token",
+       "fim_middle_token", "fim_suffix_token", "fim_pad_token")  # fmt: skip
+"""Fields of fill-in-the-middle."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -93,6 +96,53 @@ class DataConfig:
     eod_mask_loss: bool = False
     """No loss for what follows an end-of-document token: the next document's first token (Megatron's name)."""
 
+    packing: Literal["concatenate", "best_fit"] = "concatenate"
+    """"concatenate": training samples are cut from documents that follow one another. "best_fit": documents that fit
+    into a sample stay whole (arXiv:2404.10830), and its rest is padding without a loss. Of shards in
+    data.order "exact"."""
+
+    transform: str | None = None
+    """Your own function by import path, "module:function": gets the tokens of each training sample, and returns what is
+    trained on (docs/data.md)."""
+
+    fim_rate: float = 0.0
+    """Probability that a document of a sample becomes a fill-in-the-middle example: prefix, suffix, middle. 0: none
+    does. This and what follows are Megatron's --fim-data and its flags."""
+
+    fim_spm_rate: float = 0.5
+    """Probability that such an example has its suffix first (SPM) and not its prefix (PSM)."""
+
+    fim_split_sample: str | None = None
+    """Token that cuts a document into fragments, as a repository into files; each becomes an example by itself."""
+
+    fim_fragment_rate: float | None = None
+    """With fim_split_sample: probability that a fragment of a document that fim_rate has taken becomes an example."""
+
+    fim_no_prefix: str | None = None
+    """Text; what begins with it stays as it is."""
+
+    fim_prefix_token: str = "<fim_prefix>"
+    """Control token before a prefix; as the next ones, by its text in the tokenizer."""
+
+    fim_middle_token: str = "<fim_middle>"
+    """Before a middle."""
+
+    fim_suffix_token: str = "<fim_suffix>"
+    """Before a suffix."""
+
+    fim_pad_token: str = "<fim_pad>"
+    """Fills a sample that has become shorter; without a loss."""
+
+    @property
+    def shaping(self) -> dict[str, str]:
+        """What becomes of the text on its way into samples; another is another data."""
+        fim = {name: str(getattr(self, name)) for name in FIM if getattr(self, name) is not None}
+        return {
+            "packing": self.packing,
+            "transform": self.transform or "none",
+            "fim": ", ".join(f"{name} {value}" for name, value in fim.items()) if self.fim_rate else "none",
+        }
+
     @property
     def by_document(self) -> bool:
         """Whether layers compute with where documents start."""
@@ -116,6 +166,7 @@ class DataConfig:
                 found.append(f"data.{name} is empty; leave it out to use its default.")
         found += blend_problems(self)
         found += stream_problems(self)
+        found += shaping_problems(self)
         if not all(self.paths):
             found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
         return found
@@ -189,5 +240,22 @@ def stream_problems(config: DataConfig) -> list[str]:
     if config.require_manifest:
         found.append(
             "data.require_manifest asks for the manifests of shards, and data.stream has none. Leave one of them out."
+        )
+    return found
+
+
+def shaping_problems(config: DataConfig) -> list[str]:
+    """What is wrong with packing and fill-in-the-middle."""
+    found = []
+    for name in ("fim_rate", "fim_spm_rate", "fim_fragment_rate"):
+        if not 0 <= (getattr(config, name) or 0.0) <= 1:
+            found.append(f"data.{name} = {getattr(config, name)}: expected a probability from 0 to 1.")
+    if (config.fim_split_sample is None) != (config.fim_fragment_rate is None):
+        found.append("data.fim_split_sample and data.fim_fragment_rate go together: give both, or neither.")
+    if config.packing == "best_fit" and (config.stream or config.order == "megatron"):
+        given = "data.stream, whose lengths are not known before" if config.stream else 'data.order = "megatron"'
+        found.append(
+            f'data.packing = "best_fit" packs the documents of shards in data.order "exact", not of {given}. Make '
+            'shards with tools.preprocess and name them in data.paths, or leave data.packing at "concatenate".'
         )
     return found

@@ -155,9 +155,12 @@ class Batch(NamedTuple):
 def to_batch(window: Tensor, device: torch.device, packing: Packing | None = None) -> Batch:
     """Derive a microbatch on `device` from its tokens [b, s+1] int32: a seventh of the bytes goes there.
 
-    Without `packing` a sample is one text. With it, Megatron's meaning: get_ltor_masks_and_position_ids.
+    A negative one, ~id, is read as `id` and has no loss. Without `packing` a sample is one text. With it, Megatron's
+    meaning: get_ltor_masks_and_position_ids.
     """
     window = window.to(device, non_blocking=True)
+    loss_mask = (window[:, 1:] >= 0).float()
+    window = window ^ (window >> 31)
     tokens, labels = window[:, :-1].long(), window[:, 1:].long()
     positions = torch.arange(tokens.shape[1], device=device)
     position_ids, starts = positions.expand_as(tokens).contiguous(), None
@@ -165,7 +168,6 @@ def to_batch(window: Tensor, device: torch.device, packing: Packing | None = Non
         begins = document_starts(window[:, :-1], packing.eod)
         starts = begins if packing.reset_attention else None
         position_ids = positions - begins if packing.reset_positions else position_ids
-    loss_mask = torch.ones_like(tokens, dtype=torch.float32)
     if packing and packing.eod_mask_loss:
         loss_mask[tokens == packing.eod] = 0.0
     return Batch(

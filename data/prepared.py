@@ -1,6 +1,6 @@
 """What `prepare` leaves and batches are read from: tokenizer, shards, sources, open splits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -12,6 +12,11 @@ from data.shards import Shard
 from data.split import SplitName
 from data.streaming.opening import Streams
 from data.tokenizers.base import Tokenizer
+
+Transform = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+"""A sample's tokens [seq_length + 1] int32, its global number, and random numbers of its own -> as many tokens."""
+NO_TOKEN = -1
+"""Fills a sample where the text has ended."""
 
 
 class SourceProgress(NamedTuple):
@@ -28,7 +33,10 @@ class Samples(Protocol):
     seq_length: int
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
-        """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64."""
+        """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64.
+
+        A negative one, ~id, is read as `id` and not predicted: no loss. NO_TOKEN is one of them.
+        """
 
     def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How far each source has been read after the first `consumed_samples` samples, by its name."""
@@ -90,6 +98,8 @@ class Prepared:
     """Which source each sample comes from; None where there is one."""
     streams: Streams | None = None
     """What data.stream names, in place of shards."""
+    transform: Transform | None = None
+    """What data.transform names."""
     validation_sets: Mapping[str, "Prepared"] = field(default_factory=dict)
     """What eval.validation_sets names, by name: all of each is held out."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from data.prepared import Samples
 from data.streaming.source import StreamedSource
+from data.transformed import unchanged
 from parallel.groups import Ranks
 from training.batches import BatchStream
 from training.checkpoint.agreement import gathered
@@ -19,8 +20,9 @@ ENTRY = "streams"
 def noted(stream: BatchStream, progress: Progress, ranks: Ranks) -> dict[str, JSON]:
     """What a checkpoint must have of the streams: a line of numbers each, from the ranks that read them. Collective."""
     own: list[tuple[int, str]] = []
-    if isinstance(stream.source, StreamedSource) and ranks.at.pp == 0 and ranks.at.cp == 0:
-        own = list(stream.source.position(progress.consumed_samples).items())
+    source = stream.source and unchanged(stream.source)
+    if isinstance(source, StreamedSource) and ranks.at.pp == 0 and ranks.at.cp == 0:
+        own = list(source.position(progress.consumed_samples).items())
     found = {str(number): text for number, text in sorted(gathered(own, ranks))}
     return {ENTRY: {"consumed_samples": progress.consumed_samples, "cursors": dict(found)}}
 
@@ -57,8 +59,9 @@ def _is_cursor(number: str, text: JSON) -> bool:
 
 def resumed(source: Samples, cursors: Mapping[int, str]) -> Samples:
     """The same source, at these positions."""
-    if isinstance(source, StreamedSource):
-        source.resume(cursors)
+    read = unchanged(source)
+    if isinstance(read, StreamedSource):
+        read.resume(cursors)
     return source
 
 

@@ -83,6 +83,7 @@ def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, l
         model(config, shape),
         table(config, shape, layout),
         batches(config, layout),
+        packing(config),
         compute(config, shape, world_size),
         saving(config, shape),
         [f"warning: {text}" for text in missing(config) + warnings.warnings(config, shape, layout)],
@@ -172,6 +173,19 @@ def missing(config: RunConfig) -> list[str]:
         except UserError as error:
             found.append(f"on this machine: {error}")
     return found
+
+
+def packing(config: RunConfig) -> list[str]:
+    """What best-fit packing costs of shards that are on this machine; ``missing`` says which are not."""
+    if config.data.packing == "concatenate":
+        return []
+    from data.packing import planned
+
+    try:
+        found = planned(config.data, config.model.seq_length)
+    except UserError:
+        return []
+    return [f"best-fit packing of {name}: {waste}" for name, waste in found.items()]
 
 
 def grid(layout: Layout) -> list[str]:

@@ -26,7 +26,11 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     if prepared.streams is not None:
         read = orders(prepared, config.data, config.model.seq_length, config.train.seed, begun.order)[0].samples
         own = read + progress.consumed_samples - begun.order.samples
-        same = not data_changes(begun.entries.get("data"), data_entry(config, prepared))
+        now = data_entry(config, prepared)
+        read_alike = {
+            key: entry for key, entry in now.items() if key not in config.data.shaping
+        }  # streams do not see it
+        same = not data_changes(begun.entries.get("data"), read_alike)
         cursors = stream_position.found(begun.entries, same, prepared.streams.count, progress, ranks, own)
         stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
     return BatchStream(
