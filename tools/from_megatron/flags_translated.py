@@ -120,6 +120,21 @@ QK_CLIP_FIELDS: dict[str, tuple[str, Default]] = {
 }
 """Fields that mean something with --qk-clip only."""
 
+FIM_FIELDS: dict[str, tuple[str, Default]] = {
+    "fim-rate": ("data.fim_rate", 0.5),
+    "fim-spm-rate": ("data.fim_spm_rate", 0.5),
+    "fim-split-sample": ("data.fim_split_sample", None),
+    "fim-no-prefix": ("data.fim_no_prefix", None),
+    "fim-prefix-token": ("data.fim_prefix_token", "<fim_prefix>"),
+    "fim-middle-token": ("data.fim_middle_token", "<fim_middle>"),
+    "fim-suffix-token": ("data.fim_suffix_token", "<fim_suffix>"),
+    "fim-pad-token": ("data.fim_pad_token", "<fim_pad>"),
+}
+"""Fields that mean something with --fim-data only."""
+
+FRAGMENT_FIELDS: dict[str, tuple[str, Default]] = {"fim-fragment-rate": ("data.fim_fragment_rate", None)}
+"""Fields that mean something with --fim-split-sample only."""
+
 MUP_FIELDS: dict[str, tuple[str, Default]] = {
     "mup-base-hidden-size": ("model.mup_base_hidden_size", None),
     "mup-embedding-mult": ("model.mup_embedding_mult", 1.0),
@@ -246,7 +261,7 @@ RULES = """
     fine-grained-activation-offloading offload-modules=+ manual-gc manual-gc-interval=1
     attention-backend=1 enable-cuda-graph cuda-graph-impl=1
     data-path=* data-args-path=1 mock-data split=1 tokenizer-type=1 tokenizer-model=1
-    reset-position-ids reset-attention-mask
+    reset-position-ids reset-attention-mask fim-data fim-eod-token=1
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng
     save-retain-interval=1
     override-opt_param-scheduler override-opt-param-scheduler
