@@ -97,9 +97,10 @@ def _tell_passes(train: Samples, prepared: Prepared, config: RunConfig, say: Con
 
 
 def _tell_packing(train: Samples, say: Console) -> None:
-    for part in train.opened if isinstance(train, BlendedSource) else [train]:
+    parts = zip(train.names, train.opened, strict=True) if isinstance(train, BlendedSource) else [("data.paths", train)]
+    for name, part in parts:
         if isinstance(part, PackedSource):
-            say(f"data: best-fit packing: {part.waste}")
+            say(f"data: best-fit packing of {name}: {part.waste}")
 
 
 def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:
