@@ -1,5 +1,6 @@
 """Packed, transformed and permuted samples through the whole program: their loss, their metrics, and a resume."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from torch.nn import functional
 
 from data import blend, corpus
 from data.config import DataConfig
+from data.full_pass import FullPass
 from data.loader import Packing, to_batch
 from data.prepare import prepare as prepare_data
 from data.prepared import NO_TOKEN
 from data.shard_writer import ShardWriter
 from data.source import build_source
+from data.token_source import TokenSource
 from data.tokenizers.tokenizer_json import JsonTokenizer
+from data.transformed import unchanged
 from models.config import ModelConfig
 from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
@@ -24,8 +28,9 @@ from parallel.launch import Identity
 from parallel.layout import layout_of
 from program.errors import SharedMistake
 from ranks import run_ranks
-from runs import configuration, losses, train, train_or_fail
+from runs import ROOT, configuration, losses, train, train_or_fail
 from training.cli.dry_run import describe
+from training.evaluation.validation_sets import OpenSet, validation_sets
 from training.start.prepare import prepare
 
 # ---- the loss of a packed sample
@@ -82,24 +87,19 @@ def test_a_packed_samples_loss_is_that_of_its_documents_alone(tmp_path: Path) ->
 
 # ---- whole runs
 
-MODULE = '''
-import numpy as np
-
-def masked(tokens, sample, rng):
-    """No loss on a tenth of the tokens of every other sample."""
-    return np.where((sample % 2 == 0) & (rng.random(len(tokens)) < 0.1) & (tokens >= 0), ~tokens, tokens)
+MODULE = """
 
 def wrong(tokens, sample):
     return tokens
 
 def raises(tokens, sample, rng):
     raise ZeroDivisionError("mine")
-'''
+"""
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of two shards, their tokenizer and a module."""
+    """A folder of two shards, their tokenizer and a module, with the page's example."""
     folder, special = (
         tmp_path_factory.mktemp("texts"),
         ["<eos>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<pad>"],
@@ -116,7 +116,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for text in part:
                 writer.add(np.append(tokenizer.encode(text), tokenizer.eod))
                 writer.end_document()
-    (folder / "shaped_samples.py").write_text(MODULE)
+    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/data.md").read_text(), re.DOTALL | re.MULTILINE)
+    (folder / "shaped_samples.py").write_text(example + MODULE)
     return folder
 
 
@@ -180,6 +181,32 @@ def test_a_transformation_that_cannot_be_used_is_named(tmp_path: Path, flags: tu
     assert raising.import_paths == ["shaped_samples:raises"]
     (problem,) = (one for one in configuration(tmp_path / "run", "--data.transform", "no path").problems(1))
     assert 'data.transform: expected "module:attribute"' in problem
+
+
+def test_what_losses_are_measured_on(tmp_path: Path, flags: tuple[str, ...], texts: Path) -> None:
+    """The validation split is permuted as Megatron's, and as each source of it; other sets and full passes are not."""
+    flags = (
+        *flags,
+        "--data.split",
+        "1,1",
+        "--train.eval_interval",
+        "2",
+        "--eval.validation_sets",
+        "held",
+        f"{texts}/a",
+    )
+    config = configuration(tmp_path / "run", *flags)
+    prepared = prepare(config, None)
+    own, held = map(OpenSet.of, validation_sets(prepared, config))
+    assert own.metrics == ("validation_loss", *(f"validation_loss/{texts}/{name}" for name in "ab"))
+    assert own.rows_of(np.arange(4)).tolist() == [1, 1, 2, 1]
+    control = {1, 2, 3}
+    rows, plain = own.samples.fetch(np.arange(8)), unchanged(own.samples).fetch(np.arange(8))
+    assert control <= {*rows.ravel().tolist()} and not control & {*plain.ravel().tolist()}
+    assert (rows >= 0).sum() > 0.95 * rows.size  # neither packed nor masked
+    assert type(held.samples) is TokenSource
+    full = configuration(tmp_path / "run", *flags, "--eval.full_pass")
+    assert all(isinstance(one.open_samples(), FullPass) for one in validation_sets(prepared, full))
 
 
 def test_a_dry_run_says_what_packing_costs(tmp_path: Path, flags: tuple[str, ...], texts: Path) -> None:

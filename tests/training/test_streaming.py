@@ -35,8 +35,14 @@ def prepared_for(folder: Path, *flags: str) -> Prepared:
     return prepare(configuration(folder, *flags), None)
 
 
-def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 4), "--train.eval_interval", "2", "--train.eval_iters", "1")
+def test_a_resume_in_other_layouts_gives_the_same_losses(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of samples that a function of the user's changes; that it is left out then is no reason to read again."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "of_streams.py").write_text("def one_less(tokens, sample, rng):\n    return tokens - (tokens == 44)\n")
+    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 4), "--train.eval_interval", "2", "--train.eval_iters", "1",
+             "--data.transform", "of_streams:one_less")  # fmt: skip
     prepared = prepared_for(tmp_path / "whole", *flags)
     whole = train(prepared, configuration(tmp_path / "whole", *flags), 1)
     assert 0 <= whole[0]["epoch"] <= whole[-2]["epoch"]
@@ -48,6 +54,8 @@ def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: 
     validation = [[line["validation_loss"] for line in one if "validation_loss" in line] for one in (whole, resumed)]
     assert len(validation[0]) == 2
     assert validation[1] == pytest.approx(validation[0], rel=1e-5)
+    without = (*flags, "--data.transform", "None", "--data.allow_data_change", "True", "--train.train_iters", "5")
+    train(prepared_for(run, *without), configuration(run, *without), 1)
     assert "tokenised again" not in capfd.readouterr().out
 
 
