@@ -50,16 +50,18 @@ def drawn(kind: str, draw: np.random.Generator) -> np.ndarray:
     count = int(draw.integers(1, 150))
     if kind == "equal":
         return np.full(count, draw.integers(1, 40))
+    if kind == "ties":
+        return draw.integers(1, 33, 100)
     if kind == "few":
         return draw.choice([0, 3, 5, 8, 32, 33, 64], count)
     return np.minimum(draw.lognormal(2.3, 1.2, count).astype(np.int64), 500)
 
 
-@pytest.mark.parametrize("kind", ["equal", "few", "natural"])
+@pytest.mark.parametrize("kind", ["equal", "few", "ties", "natural"])
 @pytest.mark.parametrize("capacity", [2, 9, 32])
 def test_a_plan_is_that_of_plain_best_fit_decreasing(kind: str, capacity: int) -> None:
     draw = np.random.default_rng(capacity)
-    for _ in range(2):
+    for _ in range(4):
         lengths = drawn(kind, draw)
         plan, expected = best_fit(lengths, capacity), plainly(lengths.tolist(), capacity)
         pieces = list(zip(plan.starts.tolist(), plan.sizes.tolist(), strict=True))
@@ -218,13 +220,14 @@ def test_a_transformation_sees_packed_samples(tmp_path: Path) -> None:
             7: lambda: np.where(tokens == tokens[3], 257, tokens).astype(np.int32),
             8: lambda: tokens.tolist(),
             9: lambda: tokens,
+            10: lambda: (tokens.fill(7), tokens)[1],
         }.get(sample, lambda: np.where(rng.random(17) < 0.5, ~np.abs(tokens), tokens).astype(np.int32))()
 
     source = opened(config, transform=function)
     assert isinstance(source, Transformed)
-    found = source.fetch(np.array([0, 1, 9]))
-    assert source.counted[-1] == {"transformed_samples": 2}
-    for row, sample in zip(found, (0, 1, 9), strict=True):
+    found = source.fetch(np.array([0, 1, 9, 10]))
+    assert source.counted[-1] == {"transformed_samples": 3} and set(found[3].tolist()) == {7}
+    for row, sample in zip(found, (0, 1, 9), strict=False):
         draw = np.random.Generator(np.random.PCG64(np.random.SeedSequence(SEED, spawn_key=(0, 0, sample))))
         np.testing.assert_array_equal(row, function(plain[sample], sample, draw))
     np.testing.assert_array_equal(source.fetch(np.array([1])), found[1:2])

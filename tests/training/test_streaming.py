@@ -8,10 +8,14 @@ import pytest
 
 from data.prepared import Prepared
 from data.streaming import opening
+from data.streaming.source import StreamedSource
+from data.transformed import unchanged
 from runs import configuration, losses, train, train_or_fail
 from training.checkpoint.folders import latest
 from training.checkpoint.state import read_state
 from training.checkpoint.stream_position import repeated_reading
+from training.checkpoint.stream_position import resumed as resumed_at
+from training.parts.data import open_source
 from training.start.prepare import prepare
 
 
@@ -54,6 +58,9 @@ def test_a_resume_in_other_layouts_gives_the_same_losses(
     validation = [[line["validation_loss"] for line in one if "validation_loss" in line] for one in (whole, resumed)]
     assert len(validation[0]) == 2
     assert validation[1] == pytest.approx(validation[0], rel=1e-5)
+    cursors = {int(number): text for number, text in entry(run)["cursors"].items()}
+    going_on = unchanged(resumed_at(open_source(prepared, configuration(run, *flags), "train"), cursors))
+    assert isinstance(going_on, StreamedSource) and going_on.position(32) == cursors
     without = (*flags, "--data.transform", "None", "--data.allow_data_change", "True", "--train.train_iters", "5")
     train(prepared_for(run, *without), configuration(run, *without), 1)
     assert "tokenised again" not in capfd.readouterr().out

@@ -26,11 +26,8 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     if prepared.streams is not None:
         read = orders(prepared, config.data, config.model.seq_length, config.train.seed, begun.order)[0].samples
         own = read + progress.consumed_samples - begun.order.samples
-        now = data_entry(config, prepared)
-        read_alike = {
-            key: entry for key, entry in now.items() if key not in config.data.shaping
-        }  # streams do not see it
-        same = not data_changes(begun.entries.get("data"), read_alike)
+        now, later = data_entry(config, prepared), config.data.shaping  # which moves no stream
+        same = not data_changes(begun.entries.get("data"), {key: now[key] for key in now.keys() - later.keys()})
         cursors = stream_position.found(begun.entries, same, prepared.streams.count, progress, ranks, own)
         stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
     return BatchStream(
