@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 MOST_STREAMS = 65_536
 MOST_SOURCES = 65_535
 """Of a blend: its table holds their numbers in 16 bits."""
-FIM = ("fim_rate", "fim_spm_rate", "fim_split_sample", "fim_fragment_rate", "fim_no_prefix", "fim_prefix_token",
-       "fim_middle_token", "fim_suffix_token", "fim_pad_token")  # fmt: skip
-"""Fields of fill-in-the-middle."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -97,17 +94,14 @@ class DataConfig:
     """No loss for what follows an end-of-document token: the next document's first token (Megatron's name)."""
 
     packing: Literal["concatenate", "best_fit"] = "concatenate"
-    """"concatenate": training samples are cut from documents that follow one another. "best_fit": documents that fit
-    into a sample stay whole (arXiv:2404.10830), and its rest is padding without a loss. Of shards in
-    data.order "exact"."""
+    """"concatenate": training samples are cut from documents that follow one another. "best_fit", of shards: documents
+    that fit into a sample stay whole (arXiv:2404.10830), and its rest is padding without a loss."""
 
     transform: str | None = None
-    """Your own function by import path, "module:function": gets the tokens of each training sample, and returns what is
-    trained on (docs/data.md)."""
+    """Your own function of each training sample's tokens, by import path: "module:function" (docs/data.md)."""
 
     fim_rate: float = 0.0
-    """Probability that a document of a sample becomes a fill-in-the-middle example: prefix, suffix, middle. 0: none
-    does. This and what follows are Megatron's --fim-data and its flags."""
+    """Probability that a document of a sample becomes a fill-in-the-middle example (Megatron's --fim-data). 0: off."""
 
     fim_spm_rate: float = 0.5
     """Probability that such an example has its suffix first (SPM) and not its prefix (PSM)."""
@@ -136,12 +130,9 @@ class DataConfig:
     @property
     def shaping(self) -> dict[str, str]:
         """What becomes of the text on its way into samples; another is another data."""
-        fim = {name: str(getattr(self, name)) for name in FIM if getattr(self, name) is not None}
-        return {
-            "packing": self.packing,
-            "transform": self.transform or "none",
-            "fim": ", ".join(f"{name} {value}" for name, value in fim.items()) if self.fim_rate else "none",
-        }
+        names = [one.name for one in fields(self) if one.name.startswith("fim_")] if self.fim_rate else []
+        fim = ", ".join(f"{name} {getattr(self, name)}" for name in names if getattr(self, name) is not None) or "none"
+        return {"packing": self.packing, "transform": self.transform or "none", "fim": fim}
 
     @property
     def by_document(self) -> bool:
@@ -166,7 +157,12 @@ class DataConfig:
                 found.append(f"data.{name} is empty; leave it out to use its default.")
         found += blend_problems(self)
         found += stream_problems(self)
-        found += shaping_problems(self)
+        found += fim_problems(self)
+        if self.packing == "best_fit" and (self.stream or self.order == "megatron"):
+            found.append(
+                'data.packing = "best_fit" packs shards, whose lengths are known, in data.order "exact", and neither '
+                'data.stream nor data.order = "megatron". Name shards in data.paths, or leave data.packing out.'
+            )
         if not all(self.paths):
             found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
         return found
@@ -244,18 +240,13 @@ def stream_problems(config: DataConfig) -> list[str]:
     return found
 
 
-def shaping_problems(config: DataConfig) -> list[str]:
-    """What is wrong with packing and fill-in-the-middle."""
-    found = []
-    for name in ("fim_rate", "fim_spm_rate", "fim_fragment_rate"):
-        if not 0 <= (getattr(config, name) or 0.0) <= 1:
-            found.append(f"data.{name} = {getattr(config, name)}: expected a probability from 0 to 1.")
-    if (config.fim_split_sample is None) != (config.fim_fragment_rate is None):
-        found.append("data.fim_split_sample and data.fim_fragment_rate go together: give both, or neither.")
-    if config.packing == "best_fit" and (config.stream or config.order == "megatron"):
-        given = "data.stream, whose lengths are not known before" if config.stream else 'data.order = "megatron"'
-        found.append(
-            f'data.packing = "best_fit" packs the documents of shards in data.order "exact", not of {given}. Make '
-            'shards with tools.preprocess and name them in data.paths, or leave data.packing at "concatenate".'
-        )
+def fim_problems(config: DataConfig) -> list[str]:
+    """What is wrong with fill-in-the-middle."""
+    found = [
+        f"data.{name} = {getattr(config, name)}: expected a probability from 0 to 1."
+        for name in ("fim_rate", "fim_spm_rate", "fim_fragment_rate")
+        if not 0 <= (getattr(config, name) or 0.0) <= 1
+    ]
+    if config.fim_split_sample is not None and config.fim_fragment_rate is None:
+        found.append("data.fim_split_sample needs data.fim_fragment_rate: how many of its fragments become examples.")
     return found

@@ -16,32 +16,28 @@ from data.prepared import NO_TOKEN
 from data.tokenizers.base import Tokenizer
 from program.errors import UserError, printable
 
+NAMES = ("fim_prefix_token", "fim_suffix_token", "fim_middle_token", "fim_pad_token", "fim_split_sample")
+
 
 class Fim:
     """What data.fim_rate and its fields ask for. Costs the decoding and encoding of each document that is permuted, in
     the thread that reads ahead."""
 
-    key = 1
-    metrics: tuple[str, ...] = ("fim_documents", "fim_samples")
-
     def __init__(self, config: DataConfig, tokenizer: Tokenizer) -> None:
         """Raises UserError where the tokenizer has no such token."""
         self.config, self.tokenizer = config, tokenizer
-        fields = ("fim_prefix_token", "fim_suffix_token", "fim_middle_token", "fim_pad_token")
-        self.prefix, self.suffix, self.middle, self.pad = (_token(config, name, tokenizer) for name in fields)
-        self.split = None if config.fim_split_sample is None else _token(config, "fim_split_sample", tokenizer)
+        self.prefix, self.suffix, self.middle, self.pad, self.split = (_id(config, name, tokenizer) for name in NAMES)
 
     def __call__(self, tokens: np.ndarray, sample: int, bits: np.random.PCG64) -> tuple[np.ndarray, Mapping[str, int]]:
         """Tokens [n] int32 of a sample -> as many, and how many documents were permuted. NO_TOKEN at the end is room:
         it is no document. A document that is permuted is predicted whole, also where ~id stood in it."""
-        permuting = _Permuting(self, np.random.RandomState(bits))
         text = tokens[: len(tokens) - int(np.argmax(tokens[::-1] != NO_TOKEN))]
-        if len(text) < len(tokens) and text[-1] == self.tokenizer.eod:  # behind it, there is not even an empty document
-            found = np.append(permuting.documents(text[:-1]), text[-1])
-        else:
-            found = permuting.documents(text)
+        ended = len(text) < len(tokens) and text[-1] == self.tokenizer.eod  # behind it is not even an empty document
+        permuting = _Permuting(self, np.random.RandomState(bits))
+        found = _each(text[: len(text) - ended], self.tokenizer.eod, permuting.document)
+        found = np.append(found, text[len(text) - ended :])[: len(tokens)]
         filled = np.full(len(tokens), ~self.pad, np.int32)
-        filled[: len(found)] = found[: len(tokens)]
+        filled[: len(found)] = found
         return filled, {"fim_documents": permuting.count, "fim_samples": int(permuting.count > 0)}
 
 
@@ -51,12 +47,9 @@ class _Permuting:
     def __init__(self, fim: Fim, draw: np.random.RandomState) -> None:
         self.fim, self.config, self.draw, self.count = fim, fim.config, draw, 0
 
-    def documents(self, tokens: np.ndarray) -> np.ndarray:
-        return _each(tokens, self.fim.tokenizer.eod, self._document)
-
-    def _document(self, tokens: np.ndarray) -> np.ndarray:
+    def document(self, tokens: np.ndarray) -> np.ndarray:
         """One, or its fragments where fim_split_sample is in it."""
-        if self.fim.split is None or not (tokens == self.fim.split).any():
+        if self.config.fim_split_sample is None or not (tokens == self.fim.split).any():
             return self._permuted(tokens, self.config.fim_rate)
         if not self.draw.binomial(1, self.config.fim_rate):
             return tokens
@@ -87,9 +80,9 @@ def _each(tokens: np.ndarray, mark: int, change: Callable[[np.ndarray], np.ndarr
     return np.concatenate([*found, change(tokens[begin:])])
 
 
-def _token(config: DataConfig, field: str, tokenizer: Tokenizer) -> int:
+def _id(config: DataConfig, field: str, tokenizer: Tokenizer) -> int:
     text = getattr(config, field)
-    found = tokenizer.token_id(text)
+    found = NO_TOKEN if text is None else tokenizer.token_id(text)
     if found is None:
         known = printable(", ".join(tokenizer.special_texts[:20])[:500]) or "none"
         raise UserError(

@@ -1,9 +1,7 @@
 """Samples of one source that best-fit packing has put together, and their plan on disk."""
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,26 +15,16 @@ from data.raw.identity import identity
 from data.shards import Shard, idx_path
 from data.token_source import SplitSegment, TokenSource
 from program.errors import UserError
-from program.untrusted import InputError, open_regular, read_json
+from program.untrusted import InputError, open_regular
 
 RECIPE = "1"
 """Part of the cache key: raise it when the same lengths are to give another plan."""
-ARRAYS: dict[str, type[np.integer]] = {"starts": np.int64, "sizes": np.int32, "firsts": np.int64}
-"""Of a Plan, each a file."""
-WASTE = "waste.json"
+FILES: dict[str, type[np.integer]] = {"starts": np.int64, "sizes": np.int32, "firsts": np.int64, "waste": np.int64}
+Packed = tuple[Plan, Waste]
 
 
-@dataclass(frozen=True, slots=True)
-class PackedPlan:
-    """What lies in the cache for one source."""
-
-    plan: Plan
-    """Memory-mapped."""
-    waste: Waste
-
-
-def load(shards: Sequence[Shard], config: DataConfig, seq_length: int) -> PackedPlan:
-    """The plan of a source's train split; made once, and kept in data.cache_dir.
+def load(shards: Sequence[Shard], config: DataConfig, seq_length: int) -> Packed:
+    """Of a source's train split, memory-mapped; made once, and kept in data.cache_dir.
 
     Raises UserError for a damaged index, and for a cache that cannot be written or read.
     """
@@ -46,21 +34,18 @@ def load(shards: Sequence[Shard], config: DataConfig, seq_length: int) -> Packed
     target = cache.root(config) / "packing" / hashlib.blake2b(key, digest_size=16).hexdigest()
     cache.build_once(target, partial(_build, shards, config.split, seq_length + 1), partial(print, flush=True))
     try:
-        arrays = {name: _mapped(target / name, dtype) for name, dtype in ARRAYS.items()}
-        found = PackedPlan(Plan(**arrays), Waste(**read_json(target / WASTE, dict[str, int])))
-    except (OSError, InputError, TypeError, ValueError) as error:
+        *plan, cost = (_mapped(target / name, dtype) for name, dtype in FILES.items())
+    except (OSError, InputError, ValueError) as error:
         raise UserError(f"data.cache_dir: {target} cannot be read ({error}). Remove it.") from None
-    return found
+    return Plan(*plan), Waste(*cost.tolist())
 
 
 def _build(shards: Sequence[Shard], split: str, capacity: int, part: Path) -> None:
     for shard in shards:
         shard.check_index()  # lengths are added up to where documents begin
     lengths = train_lengths(shards, split)
-    plan = best_fit(lengths, capacity)
-    for name in ARRAYS:
-        getattr(plan, name).tofile(part / name)
-    (part / WASTE).write_text(json.dumps(asdict(waste(lengths, capacity))))
+    for name, values in zip(FILES, (*best_fit(lengths, capacity), waste(lengths, capacity)), strict=True):
+        np.asarray(values, FILES[name]).tofile(part / name)
 
 
 def _mapped(path: Path, dtype: type[np.integer]) -> np.ndarray:
@@ -71,8 +56,7 @@ def _mapped(path: Path, dtype: type[np.integer]) -> np.ndarray:
 class PackedSource(TokenSource):
     """Samples of whole documents and pieces of long ones, each token in one sample an epoch; padding is NO_TOKEN.
 
-    A sample's place in an epoch is permuted as a window's. Its pieces stand in the order in which they were placed, the
-    longest first, and stay together in every epoch.
+    A sample's place in an epoch is permuted as a window's. Its pieces, the longest first, stay together in every epoch.
     """
 
     def __init__(
@@ -82,19 +66,19 @@ class PackedSource(TokenSource):
         seed: int | str,
         vocab_size: int,
         shift: int,
-        packed: PackedPlan,
+        packed: Packed,
     ) -> None:
         super().__init__(segments, seq_length, seed, vocab_size, shift)
-        self.plan, self.waste = packed.plan, packed.waste
-        self.samples_per_epoch = len(packed.plan.firsts) - 1
+        self.plan, self.waste = packed
+        self.samples_per_epoch = len(self.plan.firsts) - 1
 
     def read_windows(self, windows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of the plan's samples [n] int64. Raises as `fetch`."""
         samples, held = np.zeros((len(windows), self.seq_length + 1), self._dtype), []
         for sample, window in zip(samples, windows.tolist(), strict=True):
             starts, ends = self._pieces(window)
-            for start, end, size in zip(starts.tolist(), ends.tolist(), np.diff(ends, prepend=0).tolist(), strict=True):
-                self._read(start, sample[end - size : end])
+            for start, piece in zip(starts.tolist(), np.split(sample, ends), strict=False):  # the last one is padding
+                self._read(start, piece)
             held.append(ends[-1])
         found = self._checked(samples, windows, sample_indices)
         found[np.arange(self.seq_length + 1) >= np.array(held)[:, None]] = NO_TOKEN
@@ -108,4 +92,4 @@ class PackedSource(TokenSource):
     def _position(self, window: int, column: int) -> int:
         starts, ends = self._pieces(window)
         piece = int(np.searchsorted(ends, column, side="right"))
-        return int(starts[piece]) + column - int(ends[piece - 1] if piece else 0)
+        return int(starts[piece] - np.append(0, ends)[piece]) + column

@@ -10,8 +10,7 @@ that occur, not with documents times samples. It needs lengths alone, so that th
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,42 +21,23 @@ from data.sources import inputs_of, named
 from data.split import split_shards
 
 
-class Placement(NamedTuple):
-    """Documents of one length that go into samples with one room."""
-
-    length: int
-    """In tokens, as the room."""
-    room: int
-    """Before they come; the whole sample, of new ones."""
-    samples: int
-    each: int
-    """Documents that each of these samples takes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waste:
-    """What packing costs."""
+class Waste(NamedTuple):
+    """What packing costs: documents, those longer than a sample, samples, tokens of padding, tokens a sample."""
 
     documents: int
     cut: int
-    """Documents longer than a sample."""
     samples: int
     padding: int
-    """Tokens, in all samples."""
     capacity: int
-    """Tokens a sample."""
 
     def __str__(self) -> str:
         share = self.padding / (self.samples * self.capacity)
-        return (
-            f"{self.documents:,} documents in {self.samples:,} samples, {share:.3%} padding; "
-            f"{self.cut:,} are longer than a sample and cut"
-        )
+        placed = f"{self.documents:,} documents in {self.samples:,} samples, {share:.3%} padding"
+        return f"{placed}; {self.cut:,} are longer than a sample and cut"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The samples of one source; pieces are documents, or parts of long ones, those of a sample side by side."""
+class Plan(NamedTuple):
+    """The samples of one source, as pieces side by side: documents, or parts of long ones."""
 
     starts: np.ndarray
     """Of each piece in the stream of tokens: [pieces] int64."""
@@ -67,69 +47,61 @@ class Plan:
     """First piece of each sample, and the number of all: [samples + 1] int64."""
 
 
-def train_lengths(shards: Iterable[Shard], split: str) -> np.ndarray:
-    """Tokens of every document of the train split, [documents] int64. Reads the lengths in every index.
-
-    split: data.split. Raises UserError where an index is damaged.
-    """
-    opened = list(shards)
-    dealt = split_shards([shard.document_count for shard in opened], split)
-    parts = ((shard, splits["train"]) for shard, splits in zip(opened, dealt, strict=True))
-    return np.concatenate([shard.document_lengths()[own.start : own.stop] for shard, own in parts])
+def train_lengths(shards: Sequence[Shard], split: str) -> np.ndarray:
+    """Tokens of every document of the train split, [documents] int64. split: data.split. Reads the lengths in every
+    index. Raises UserError where one is damaged."""
+    dealt = split_shards([shard.document_count for shard in shards], split)
+    parts = [(shard.document_lengths(), splits["train"]) for shard, splits in zip(shards, dealt, strict=True)]
+    return np.concatenate([lengths[own.start : own.stop] for lengths, own in parts])
 
 
 def planned(config: DataConfig, seq_length: int) -> dict[str, Waste]:
     """What packing each source of finished shards costs, by its name; nothing is written. Raises UserError for what is
     missing or damaged."""
-    found = {}
-    for source in named(config):
-        given = inputs_of(source, config)
-        if given.prefixes and not given.raw_files:
-            lengths = train_lengths([Shard(prefix, check_ends=False) for prefix in given.prefixes], config.split)
-            found[source.name] = waste(lengths, seq_length + 1)
-    return found
+    given = {source.name: inputs_of(source, config) for source in named(config)}
+    shards = {name: [Shard(one, check_ends=False) for one in found.prefixes] for name, found in given.items()}
+    return {
+        name: waste(train_lengths(own, config.split), seq_length + 1)
+        for name, own in shards.items()
+        if own and not given[name].raw_files
+    }
 
 
 def waste(lengths: np.ndarray, capacity: int) -> Waste:
-    """What best-fit packing of documents of these lengths [documents] costs, without the plan itself."""
-    new = (one.samples for one in placements(_counts(lengths, capacity), capacity) if one.room == capacity)
-    samples = sum(new)
-    return Waste(
-        documents=int(np.count_nonzero(lengths)),
-        cut=int(np.count_nonzero(lengths > capacity)),
-        samples=samples,
-        padding=samples * capacity - int(lengths.sum()),
-        capacity=capacity,
-    )
+    """Of documents of these lengths [documents] in samples of ``capacity`` tokens; without the plan itself."""
+    steps = placements(_counts(lengths, capacity), capacity)
+    samples = sum(count for _, room, count, _ in steps if room == capacity)
+    documents, cut = int(np.count_nonzero(lengths)), int(np.count_nonzero(lengths > capacity))
+    return Waste(documents, cut, samples, samples * capacity - int(lengths.sum()), capacity)
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> Plan:
     """Pack documents of these lengths [documents] int64, which follow one another in a stream of tokens, into samples
     of ``capacity`` tokens. Takes some 80 bytes of memory a document."""
-    starts, sizes = _pieces(lengths, capacity)
-    longest_first = np.argsort(-sizes, kind="stable")
-    samples = np.empty(len(sizes), np.int64)
+    pieces = -(-lengths // capacity)
+    cuts = (np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * capacity
+    starts = np.repeat(np.cumsum(lengths) - lengths, pieces) + cuts
+    sizes = np.minimum(capacity, np.repeat(lengths, pieces) - cuts)
+    samples, at, opened = np.empty(len(sizes), np.int64), 0, 0
     waiting: dict[int, deque[np.ndarray]] = {}
-    at = opened = 0
-    for one in placements(_counts(lengths, capacity), capacity):
-        if one.room == capacity:
-            chosen = np.arange(opened, opened + one.samples)
-            opened += one.samples
+    for length, room, count, each in placements(_counts(lengths, capacity), capacity):
+        if room == capacity:
+            chosen = np.arange(opened, opened + count)
+            opened += count
         else:
-            chosen = _taken(waiting[one.room], one.samples)
-        count = one.samples * one.each
-        samples[at : at + count] = np.repeat(chosen, one.each)
-        waiting.setdefault(one.room - one.each * one.length, deque()).append(chosen)
-        at += count
-    by_sample = longest_first[np.argsort(samples, kind="stable")]
+            chosen = _taken(waiting[room], count)
+        samples[at : at + count * each] = np.repeat(chosen, each)
+        waiting.setdefault(room - each * length, deque()).append(chosen)
+        at += count * each
+    by_sample = np.argsort(-sizes, kind="stable")[np.argsort(samples, kind="stable")]
     firsts = np.concatenate([[0], np.cumsum(np.bincount(samples, minlength=opened))])
-    return Plan(starts=starts[by_sample], sizes=sizes[by_sample].astype(np.int32), firsts=firsts)
+    return Plan(starts[by_sample], sizes[by_sample].astype(np.int32), firsts)
 
 
-def placements(counts: np.ndarray, capacity: int) -> Iterator[Placement]:
-    """How best-fit-decreasing goes, step by step. counts: documents of each length, [capacity + 1]."""
-    held: dict[int, int] = {}
-    rooms: list[int] = []
+def placements(counts: np.ndarray, capacity: int) -> Iterator[tuple[int, int, int, int]]:
+    """Best-fit-decreasing of counts[length] pieces, [capacity + 1], step by step: (length of the pieces, room before in
+    the samples that take them, how many samples, pieces that each takes). The room of new samples is ``capacity``."""
+    held, rooms = dict[int, int](), list[int]()
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
         while left:
@@ -137,7 +109,7 @@ def placements(counts: np.ndarray, capacity: int) -> Iterator[Placement]:
             room = rooms[at] if at < len(rooms) else capacity
             each = min(left, room // length)
             samples = min(left // each, held.get(room, left))
-            yield Placement(length, room, samples, each)
+            yield length, room, samples, each
             left -= samples * each
             if room < capacity:
                 held[room] -= samples
@@ -147,14 +119,6 @@ def placements(counts: np.ndarray, capacity: int) -> Iterator[Placement]:
                 if not held.get(rest):
                     insort(rooms, rest)
                 held[rest] = held.get(rest, 0) + samples
-
-
-def _pieces(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and sizes of what is placed, in the order of the stream: [pieces] int64 each."""
-    counts = -(-lengths // capacity)
-    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = np.repeat(np.cumsum(lengths) - lengths, counts) + number * capacity
-    return starts, np.minimum(capacity, np.repeat(lengths, counts) - number * capacity)
 
 
 def _counts(lengths: np.ndarray, capacity: int) -> np.ndarray:

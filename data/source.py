@@ -1,6 +1,6 @@
 """Samples of one split: windows of the token stream, fetched by global sample index."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,12 +9,12 @@ from data.blend import Blend
 from data.config import DataConfig
 from data.fim import Fim
 from data.order_begin import RUN_BEGIN, OrderBegin, Read, orders
-from data.prepared import Prepared, Samples, SourceProgress
+from data.prepared import Prepared, Samples, SourcedSamples, SourceProgress
 from data.shards import Shard
 from data.split import SplitName, split_shards
 from data.streaming.source import StreamedSource
 from data.token_source import SplitSegment, TokenSource
-from data.transformed import Change, UsersChange, transformed
+from data.transformed import Change, SourcedTransformed, Transformed, users_change
 from program.errors import UserError
 
 
@@ -34,16 +34,16 @@ def build_source(
     Raises UserError where the split of a source cannot fill one sample, and where a token of FIM is not in the
     vocabulary.
     """
-    samples = prepared.splits.get(split) or _opened(prepared, config, seq_length, seed, split, begin)
-    return transformed(samples, list(_changes(prepared, config, split)), seed, split)
-
-
-def _changes(prepared: Prepared, config: DataConfig, split: SplitName) -> Iterator[Change]:
-    """The user's function sees text that is trained on as it was written; Megatron's FIM is of every split."""
+    samples, changes = prepared.splits.get(split), dict[int, Change]()
+    if samples is None:
+        samples = _opened(prepared, config, seq_length, seed, split, begin)
     if split == "train" and config.transform is not None and prepared.transform is not None:
-        yield UsersChange(config.transform, prepared.transform, prepared.tokenizer.vocab_size)
+        changes[0] = users_change(config.transform, prepared.transform, prepared.tokenizer.vocab_size)
     if config.fim_rate:
-        yield Fim(config, prepared.tokenizer)
+        changes[1] = Fim(config, prepared.tokenizer)
+    if not changes:
+        return samples
+    return (SourcedTransformed if isinstance(samples, SourcedSamples) else Transformed)(samples, changes, seed, split)
 
 
 def _opened(
@@ -54,32 +54,26 @@ def _opened(
         return StreamedSource(prepared.streams, split, config.split, seq_length, seed, read[0].samples - begin.samples)
     if prepared.blend is None:
         before = read[0]._replace(samples=read[0].samples - begin.samples)
-        return _source(prepared.shards, config, seq_length, vocab_size, split, before, "")
+        return _source(prepared.shards, "", config, seq_length, vocab_size, split, before)
     opened = [
-        _source(source.shards, config, seq_length, vocab_size, split, before, f" of {source.name}")
+        _source(source.shards, f" of {source.name}", config, seq_length, vocab_size, split, before)
         for source, before in zip(prepared.sources, read, strict=True)
     ]
     return BlendedSource(opened, [source.name for source in prepared.sources], prepared.blend, begin.samples)
 
 
 def _source(
-    shards: tuple[Shard, ...],
-    config: DataConfig,
-    seq_length: int,
-    vocab_size: int,
-    split: SplitName,
-    before: Read,
-    whose: str,
+    own: Sequence[Shard], whose: str, config: DataConfig, seq_length: int, vocab_size: int, split: SplitName, read: Read
 ) -> TokenSource:
-    segments = _segments(shards, config, seq_length, split, whose)
+    segments = _segments(own, config, seq_length, split, whose)
     if split != "train" or config.packing == "concatenate":
-        return TokenSource(segments, seq_length, before.order, vocab_size, before.samples)
-    packed = packed_source.load(shards, config, seq_length)
-    return packed_source.PackedSource(segments, seq_length, before.order, vocab_size, before.samples, packed)
+        return TokenSource(segments, seq_length, read.order, vocab_size, read.samples)
+    packed = packed_source.load(own, config, seq_length)
+    return packed_source.PackedSource(segments, seq_length, read.order, vocab_size, read.samples, packed)
 
 
 def _segments(
-    shards: tuple[Shard, ...], config: DataConfig, seq_length: int, split: SplitName, whose: str
+    shards: Sequence[Shard], config: DataConfig, seq_length: int, split: SplitName, whose: str
 ) -> list[SplitSegment]:
     segments, document_count = [], 0
     dealt = split_shards([shard.document_count for shard in shards], config.split)

@@ -171,8 +171,9 @@ def test_a_token_that_the_vocabulary_lacks_is_named(tokenizer: JsonTokenizer) ->
 def test_what_cannot_be_is_said_by_the_section() -> None:
     given = {"fim_rate": 1.5, "fim_spm_rate": -0.1, "fim_fragment_rate": 0.5}
     problems = DataConfig(**given).problems()
-    assert [one.split(" ")[0] for one in problems] == ["data.fim_rate", "data.fim_spm_rate", "data.fim_split_sample"]
-    assert not FIM.problems()
+    assert [one.split(" ")[0] for one in problems] == ["data.fim_rate", "data.fim_spm_rate"]
+    (problem,) = DataConfig(fim_split_sample="<file>").problems()
+    assert "data.fim_split_sample needs data.fim_fragment_rate" in problem and not FIM.problems()
 
 
 @pytest.fixture(params=["shards", "blend", "megatron", "stream"])

@@ -67,7 +67,6 @@ def _all() -> Iterator[Flag]:
         translated.MUP_FIELDS,
         translated.QK_CLIP_FIELDS,
         translated.FIM_FIELDS,
-        translated.FRAGMENT_FIELDS,
     )
     for name in (name for table in one for name in table):
         yield Flag(name, "1", "translated")

@@ -4,7 +4,7 @@ from pathlib import PurePath
 
 from program.errors import UserError
 from tools.from_megatron.draft import DEFAULT, Draft
-from tools.from_megatron.flags_translated import FIM_FIELDS, FRAGMENT_FIELDS
+from tools.from_megatron.flags_translated import FIM_FIELDS
 from tools.from_megatron.unknown import ScriptWord
 
 KEEP_ALL = 1_000_000
@@ -95,18 +95,14 @@ def _documents(draft: Draft) -> None:
 
 
 def _fim(draft: Draft) -> None:
-    given, end = draft.arguments.switch("fim-data"), draft.arguments.text("fim-eod-token")
-    for needed, fields in {"fim-data": FIM_FIELDS, "fim-split-sample": FRAGMENT_FIELDS}.items():
-        if given and draft.arguments.switch(needed):
-            draft.fields(fields)
-        else:
-            unheeded = [flag for flag in fields if flag in draft.arguments.given]
-            draft.irrelevant += [f"--{flag}: has no effect without --{needed}" for flag in unheeded]
-    if given and end is not None:
-        draft.notes.append(
-            f"--fim-eod-token {end}: here FIM goes by what ends documents in data.tokenizer (data.eod_token where a "
-            "tokenizer.json does not say)."
-        )
+    end = draft.arguments.text("fim-eod-token")
+    if not draft.arguments.switch("fim-data"):
+        given = [flag for flag in (*FIM_FIELDS, "fim-eod-token") if flag in draft.arguments.given]
+        draft.irrelevant += [f"--{flag}: has no effect without --fim-data" for flag in given]
+        return
+    draft.fields(FIM_FIELDS)
+    if end is not None:
+        draft.notes.append("--fim-eod-token: here FIM goes by what ends documents in data.tokenizer (data.eod_token).")
 
 
 def saving(draft: Draft) -> None:

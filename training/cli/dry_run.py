@@ -181,11 +181,10 @@ def packing(config: RunConfig) -> list[str]:
         return []
     from data.packing import planned
 
-    try:
+    with contextlib.suppress(UserError):
         found = planned(config.data, config.model.seq_length)
-    except UserError:
-        return []
-    return [f"best-fit packing of {name}: {waste}" for name, waste in found.items()]
+        return [f"best-fit packing of {name}: {waste}" for name, waste in found.items()]
+    return []
 
 
 def grid(layout: Layout) -> list[str]:

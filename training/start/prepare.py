@@ -35,8 +35,7 @@ def prepare(config: RunConfig, identity: Identity | None, label: str = "") -> Pr
 
     Raises UserError for a checkpoint.load that leads nowhere, or whose weights mean other ids than data.tokenizer's;
     for missing, damaged or empty inputs, those of eval.validation_sets included; for a split too small for one sample;
-    for a tokenizer larger than model.vocab_size, or without a token of data.fim_*; and for a data.transform that is no
-    function.
+    for a tokenizer larger than model.vocab_size or without a token of FIM; and for a data.transform that is none.
     """
     if config.checkpoint.load is not None and not complete(checkpoints(Path(config.run_dir or "runs/run"))):
         find(config.checkpoint.load)
