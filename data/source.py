@@ -9,12 +9,12 @@ from data.blend import Blend
 from data.config import DataConfig
 from data.fim import Fim
 from data.order_begin import RUN_BEGIN, OrderBegin, Read, orders
-from data.prepared import Prepared, Samples, SourcedSamples, SourceProgress
+from data.prepared import Prepared, Samples, SourceProgress
 from data.shards import Shard
 from data.split import SplitName, split_shards
 from data.streaming.source import StreamedSource
 from data.token_source import SplitSegment, TokenSource
-from data.transformed import Change, SourcedTransformed, Transformed, users_change
+from data.transformed import Change, Transformed, users_change
 from program.errors import UserError
 
 
@@ -41,9 +41,7 @@ def build_source(
         changes[0] = users_change(config.transform, prepared.transform, prepared.tokenizer.vocab_size)
     if config.fim_rate:
         changes[1] = Fim(config, prepared.tokenizer)
-    if not changes:
-        return samples
-    return (SourcedTransformed if isinstance(samples, SourcedSamples) else Transformed)(samples, changes, seed, split)
+    return Transformed(samples, changes, seed, split) if changes else samples
 
 
 def _opened(

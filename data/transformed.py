@@ -6,7 +6,6 @@ reads a sample, in any layout, and after a resume.
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import cast
 
 import numpy as np
 
@@ -48,6 +47,8 @@ class Transformed:
     def __init__(self, inner: Samples, changes: Mapping[int, Change], seed: int, split: SplitName) -> None:
         self.inner, self.changes, self.seed, self.split = inner, changes, seed, SPLITS.index(split)
         self.seq_length = inner.seq_length
+        if isinstance(inner, SourcedSamples):  # so that these are, too
+            self.names, self.source_of = inner.names, inner.source_of
         self.counted: deque[Counter[str]] = deque(maxlen=REMEMBERED)
         """By metric, of each fetch, the oldest first."""
 
@@ -65,14 +66,6 @@ class Transformed:
     def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How far each source has been read after the first `consumed_samples` samples, by its name."""
         return self.inner.sources(consumed_samples)
-
-
-class SourcedTransformed(Transformed):
-    """Of samples of which it is known where each comes from."""
-
-    def __init__(self, inner: Samples, changes: Mapping[int, Change], seed: int, split: SplitName) -> None:
-        super().__init__(inner, changes, seed, split)
-        self.names, self.source_of = cast(SourcedSamples, inner).names, cast(SourcedSamples, inner).source_of
 
 
 def unchanged(samples: Samples) -> Samples:
