@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -117,6 +117,47 @@ class DataConfig:
     eod_mask_loss: bool = False
     """No loss for what follows an end-of-document token: the next document's first token (Megatron's name)."""
 
+    packing: Literal["concatenate", "best_fit"] = "concatenate"
+    """"concatenate": training samples are cut from documents that follow one another. "best_fit", of shards: documents
+    that fit into a sample stay whole (arXiv:2404.10830), and its rest is padding without a loss."""
+
+    transform: str | None = None
+    """Your own function of each training sample's tokens, by import path: "module:function" (docs/data.md)."""
+
+    fim_rate: float = 0.0
+    """Probability that a document of a sample becomes a fill-in-the-middle example (Megatron's --fim-data). 0: off."""
+
+    fim_spm_rate: float = 0.5
+    """Probability that such an example has its suffix first (SPM) and not its prefix (PSM)."""
+
+    fim_split_sample: str | None = None
+    """Token that cuts a document into fragments, as a repository into files; each becomes an example by itself."""
+
+    fim_fragment_rate: float | None = None
+    """With fim_split_sample: probability that a fragment of a document that fim_rate has taken becomes an example."""
+
+    fim_no_prefix: str | None = None
+    """Text; what begins with it stays as it is."""
+
+    fim_prefix_token: str = "<fim_prefix>"
+    """Control token before a prefix; as the next ones, by its text in the tokenizer."""
+
+    fim_middle_token: str = "<fim_middle>"
+    """Before a middle."""
+
+    fim_suffix_token: str = "<fim_suffix>"
+    """Before a suffix."""
+
+    fim_pad_token: str = "<fim_pad>"
+    """Fills a sample that has become shorter; without a loss."""
+
+    @property
+    def shaping(self) -> dict[str, str]:
+        """What becomes of the text on its way into samples; another is another data."""
+        names = [one.name for one in fields(self) if one.name.startswith("fim_")] if self.fim_rate else []
+        fim = ", ".join(f"{name} {getattr(self, name)}" for name in names if getattr(self, name) is not None) or "none"
+        return {"packing": self.packing, "transform": self.transform or "none", "fim": fim}
+
     @property
     def by_document(self) -> bool:
         """Whether layers compute with where documents start."""
@@ -156,6 +197,12 @@ class DataConfig:
         if self.samples_to_skip and self.order == "megatron":
             no_more = 'data.samples_to_skip: data.order = "megatron" has no samples to take instead.'
             found.append(f"{no_more} Use train.iterations_to_skip, whose updates are skipped.")
+        found += fim_problems(self)
+        if self.packing == "best_fit" and (self.streamed or self.order == "megatron"):
+            found.append(
+                'data.packing = "best_fit" packs shards, whose lengths are known, in data.order "exact", and neither '
+                'streams nor data.order = "megatron". Name shards in data.paths, or leave data.packing out.'
+            )
         if not all(self.paths):
             found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
         return found
@@ -239,4 +286,16 @@ def stream_problems(config: DataConfig) -> list[str]:
         found.append(
             f"data.require_manifest asks for the manifests of shards, and {by} has none. Leave one of them out."
         )
+    return found
+
+
+def fim_problems(config: DataConfig) -> list[str]:
+    """What is wrong with fill-in-the-middle."""
+    found = [
+        f"data.{name} = {getattr(config, name)}: expected a probability from 0 to 1."
+        for name in ("fim_rate", "fim_spm_rate", "fim_fragment_rate")
+        if not 0 <= (getattr(config, name) or 0.0) <= 1
+    ]
+    if config.fim_split_sample is not None and config.fim_fragment_rate is None:
+        found.append("data.fim_split_sample needs data.fim_fragment_rate: how many of its fragments become examples.")
     return found

@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from data.prepared import SourceProgress
-from data.source import BlendedSource, TokenSource
-
-NO_TOKEN = -1
-"""Fills a sample where the text has ended."""
+from data.prepared import NO_TOKEN, SourceProgress
+from data.source import BlendedSource
+from data.token_source import TokenSource
 
 
 class FullPass:

@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.config import DataConfig
+from data.prepared import FetchesAhead
 
 
 class Reads(Protocol):
@@ -23,14 +24,6 @@ class Reads(Protocol):
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, s+1] int32 of global sample indices [n] int64."""
-
-
-@runtime_checkable
-class FetchesAhead(Protocol):
-    """What can have samples fetched before they are read."""
-
-    def ask_for(self, sample_indices: np.ndarray) -> None:
-        """Have what samples [n] are made of fetched. Returns at once."""
 
 
 AHEAD = 64
@@ -178,9 +171,12 @@ class Batch(NamedTuple):
 def to_batch(window: Tensor, device: torch.device, packing: Packing | None = None) -> Batch:
     """Derive a microbatch on `device` from its tokens [b, s+1] int32: a seventh of the bytes goes there.
 
-    Without `packing` a sample is one text. With it, Megatron's meaning: get_ltor_masks_and_position_ids.
+    A negative one, ~id, is read as `id` and has no loss. Without `packing` a sample is one text. With it, Megatron's
+    meaning: get_ltor_masks_and_position_ids.
     """
     window = window.to(device, non_blocking=True)
+    loss_mask = (window[:, 1:] >= 0).float()
+    window = window ^ (window >> 31)
     tokens, labels = window[:, :-1].long(), window[:, 1:].long()
     positions = torch.arange(tokens.shape[1], device=device)
     position_ids, starts = positions.expand_as(tokens).contiguous(), None
@@ -188,7 +184,6 @@ def to_batch(window: Tensor, device: torch.device, packing: Packing | None = Non
         begins = document_starts(window[:, :-1], packing.eod)
         starts = begins if packing.reset_attention else None
         position_ids = positions - begins if packing.reset_positions else position_ids
-    loss_mask = torch.ones_like(tokens, dtype=torch.float32)
     if packing and packing.eod_mask_loss:
         loss_mask[tokens == packing.eod] = 0.0
     return Batch(

@@ -44,12 +44,13 @@ RUN_BEGIN = OrderBegin()
 
 def source_keys(prepared: Prepared, config: DataConfig, seq_length: int) -> list[str]:
     """What the samples of each source are known by, whatever it is called and wherever it lies: its tokens, how long a
-    sample is, and which documents train. What data.stream names is one source."""
+    sample is, which documents train, and how they are packed. What data.stream names is one source."""
+    cut = f"{seq_length} {config.split}" + f" {config.packing}" * (config.packing != "concatenate")
     if prepared.blend is None and (prepared.streams or not prepared.sources):
-        return [f"{prepared.fingerprint} {seq_length} {config.split}"]
+        return [f"{prepared.fingerprint} {cut}"]
     seen, found = Counter[str](), []
     for source in prepared.sources:
-        key = f"{source.fingerprint} {seq_length} {config.split}"
+        key = f"{source.fingerprint} {cut}"
         found.append(f"{key} {seen[key]}" if seen[key] else key)  # a source that a blend names twice
         seen[key] += 1
     return found

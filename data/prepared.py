@@ -1,7 +1,7 @@
 """What `prepare` leaves and batches are read from: tokenizer, shards, sources, open splits."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -13,6 +13,11 @@ from data.shards import Shard
 from data.split import SplitName
 from data.streaming.opening import Streams
 from data.tokenizers.base import Tokenizer
+
+Transform = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+"""A sample's tokens [seq_length + 1] int32, its global number, and random numbers of its own -> as many tokens."""
+NO_TOKEN = -1
+"""Fills a sample where the text has ended."""
 
 
 class SourceProgress(NamedTuple):
@@ -29,10 +34,21 @@ class Samples(Protocol):
     seq_length: int
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
-        """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64."""
+        """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64.
+
+        A negative one, ~id, is read as `id` and not predicted: no loss. NO_TOKEN is one of them.
+        """
 
     def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How far each source has been read after the first `consumed_samples` samples, by its name."""
+
+
+@runtime_checkable
+class FetchesAhead(Protocol):
+    """What can have samples fetched before they are read."""
+
+    def ask_for(self, sample_indices: np.ndarray) -> None:
+        """Have what samples [n] are made of fetched. Returns at once."""
 
 
 @runtime_checkable
@@ -91,6 +107,8 @@ class Prepared:
     """Which source each sample comes from; None where there is one."""
     streams: tuple[Streams, ...] = ()
     """What data.stream names, or each source of data.stream_blend, in place of shards."""
+    transform: Transform | None = None
+    """What data.transform names."""
     validation_sets: Mapping[str, "Prepared"] = field(default_factory=dict)
     """What eval.validation_sets names, by name: all of each is held out."""
 

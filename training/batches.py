@@ -13,6 +13,8 @@ from data.gaps import NO_GAPS, Gaps
 from data.loader import Batch, Packing, Prefetcher, Ring, needs_batch, to_batch
 from data.order import rank_indices
 from data.prepared import Samples, SourceProgress
+from data.transformed import Transformed
+from parallel import metrics
 from parallel.groups import Ranks
 from training.config.batch_schedule import BatchSchedule
 
@@ -78,7 +80,15 @@ class BatchStream:
         )
         self.consumed_samples += microbatches * self.micro_batch_size * self.ranks.layout.dp
         self.newest = self._next(microbatches, seq_length)
+        self._record_changes()
         return self.newest
+
+    def _record_changes(self) -> None:
+        """What was counted of the samples of this iteration, once: other stages and context ranks read the same."""
+        at = self.ranks.at
+        if isinstance(self.source, Transformed) and not (at.pp or at.cp):
+            for name, count in self.source.counted.popleft().items():
+                metrics.record(name, count, "sum")
 
     def _next(self, microbatches: int, seq_length: int) -> list[Batch | None]:
         if not self.has_tokens:

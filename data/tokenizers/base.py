@@ -118,6 +118,9 @@ class Tokenizer(Protocol):
     special_texts: tuple[str, ...]
     """What control tokens look like as text."""
 
+    def token_id(self, text: str) -> int | None:
+        """Id of the token that looks like this; None where there is none."""
+
     def encode_batch(self, texts: list[str]) -> Sequence[Sequence[int] | np.ndarray]:
         """Ids of each text, without `eod`."""
 
@@ -136,6 +139,10 @@ class ByteTokenizer:
     fingerprint = hashlib.blake2b(b"triplane bytes 1", digest_size=16).hexdigest()
     path: Path | None = None
     special_texts: tuple[str, ...] = ()
+
+    def token_id(self, text: str) -> int | None:
+        """None: bytes are no tokens that a text could name."""
+        return None
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Ids of each text."""
@@ -177,6 +184,11 @@ class SentencePieceTokenizer:
             raise UserError(f"{flags}tokenizer: {path} has no end-of-sentence piece, which must end documents.")
         controls = filter(self.processor.is_control, range(self.vocab_size))
         self.special_texts: tuple[str, ...] = tuple(self.processor.id_to_piece(index) for index in controls)
+
+    def token_id(self, text: str) -> int | None:
+        """Id of a piece."""
+        found = int(self.processor.piece_to_id(text))
+        return found if self.processor.id_to_piece(found) == text else None
 
     def encode_batch(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Ids of each text."""

@@ -75,6 +75,10 @@ class TiktokenTokenizer:
         self.vocab_size = vocabulary_size([*known.values(), *said.special_tokens.values()], path, flags)
         self.fingerprint = hashlib.blake2b(b"\0".join(raw) + b"%d" % self.eod, digest_size=16).hexdigest()
 
+    def token_id(self, text: str) -> int | None:
+        """Id of a control token."""
+        return self.special_tokens.get(text)
+
     def encode(self, text: str) -> np.ndarray:
         """Ids [n] int32."""
         return np.asarray(self._encoding.encode_ordinary(text), np.int32)

@@ -79,6 +79,10 @@ class JsonTokenizer:
         """The same, but the text of a control token becomes its id."""
         return self._load()
 
+    def token_id(self, text: str) -> int | None:
+        """Id of a token, a control token or not."""
+        return self._plain.token_to_id(text)
+
     def encode(self, text: str) -> np.ndarray:
         """Ids [n] int32."""
         return np.asarray(self._plain.encode(text, add_special_tokens=False).ids, np.int32)

@@ -35,6 +35,18 @@ def test_batch_has_the_next_token_as_label():
     assert all(tensor.is_contiguous() for tensor in tensors)
 
 
+def test_what_is_not_predicted_is_read_all_the_same():
+    """Padding behind the last document, and a token that data.transform masks; padding is a document by itself."""
+    window = torch.tensor([[5, 6, 9, ~7, 8, 9, -1, -1, -1]], dtype=torch.int32)
+    batch = to_batch(window, torch.device("cpu"), Packing(eod=9, reset_attention=True, eod_mask_loss=True))
+    assert batch.tokens.tolist() == [[5, 6, 9, 7, 8, 9, 0, 0]]
+    assert batch.labels.tolist() == [[6, 9, 7, 8, 9, 0, 0, 0]]
+    assert batch.loss_mask.tolist() == [[1, 1, 0, 1, 1, 0, 0, 0]] and batch.loss_mask.dtype == torch.float32
+    assert batch.starts.tolist() == [[0, 0, 0, 3, 3, 3, 6, 6]]
+    plain = to_batch(window, torch.device("cpu"))
+    assert plain.loss_mask.tolist() == [[1, 1, 0, 1, 1, 0, 0, 0]] and plain.loss_mask.is_contiguous()
+
+
 WINDOW = torch.tensor([[9, 5, 0, 6, 0, 0, 7, 8], [1, 2, 3, 4, 5, 6, 0, 1]], dtype=torch.int32)
 """Two samples of 7 tokens; 0 ends a document."""
 

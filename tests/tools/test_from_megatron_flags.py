@@ -58,6 +58,7 @@ def test_what_goes_to_megatron_core_by_name_exists_there_and_is_not_ours() -> No
 def test_rules_look_at_every_flag_that_is_said_to_be_translated() -> None:
     drafts = [drafted(flags) for flags in (SMALLEST, f"{SMALLEST} {EXPERTS}", GPT3_175B, DEEPSEEK_V3, LLAMA3_8B)]
     drafts.append(drafted(f"{SMALLEST} --lr-warmup-fraction 0.1 --wandb-project p --optimizer muon --qk-clip"))
+    drafts.append(drafted(f"{SMALLEST} --fim-data --fim-eod-token x"))
     looked = set().union(*(draft.arguments.asked for draft in drafts))
     assert looked >= {name for name, flag in known().items() if flag.fate == "translated" and not flag.fork}
 
@@ -175,6 +176,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("muon-no-split-qkv", "muon-nesterov", "muon-use-nesterov"), ("--optimizer muon", "")),
     **dict.fromkeys(table.MUP_FIELDS, ("--use-mup", "7")),
     **dict.fromkeys(table.QK_CLIP_FIELDS, ("--qk-clip", "7")),
+    **dict.fromkeys(table.FIM_FIELDS, ("--fim-data", "7")),
     **dict.fromkeys(table.LATENT_FIELDS, ("--multi-latent-attention", "7")),
     **dict.fromkeys(table.EXPERT_SWITCHES, ("--num-experts 4", "")),
 }
@@ -204,6 +206,7 @@ def test_a_translated_flag_changes_the_recipe() -> None:
 
 
 EXPLAINED_ONLY = [
+    "fim-eod-token",
     "fp4-recipe",
     "linear-conv-kernel-dim",
     "mock-data",

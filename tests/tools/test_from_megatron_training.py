@@ -27,6 +27,21 @@ def test_a_decoupled_rate_is_a_field() -> None:
     assert (config.optimizer.decoupled_lr, config.optimizer.decoupled_min_lr) == (1e-2, 1e-4)
 
 
+def test_fill_in_the_middle_is_the_data_sections() -> None:
+    data = recipe_of(f"{SMALLEST} --fim-data --fim-rate 0.9 --fim-split-sample '<file>' --fim-fragment-rate 0.4").data
+    assert (data.fim_rate, data.fim_spm_rate, data.fim_split_sample, data.fim_fragment_rate) == (
+        0.9,
+        0.5,
+        "<file>",
+        0.4,
+    )
+    assert (data.fim_prefix_token, data.fim_pad_token) == ("<fim_prefix>", "<fim_pad>") and not data.problems()
+    assert recipe_of(f"{SMALLEST} --fim-data").data.fim_rate == 0.5  # Megatron-LM's default
+    without = drafted(f"{SMALLEST} --fim-rate 0.9 --fim-fragment-rate 0.4")
+    assert "data.fim_rate" not in without.values and len([one for one in without.irrelevant if "fim" in one]) == 2
+    assert any("--fim-eod-token" in one for one in drafted(f"{SMALLEST} --fim-data --fim-eod-token '<e>'").notes)
+
+
 def test_a_batch_that_is_not_given_is_the_ranks() -> None:
     flags = SMALLEST.replace("--global-batch-size 8", "--tensor-model-parallel-size 2")
     assert drafted(flags, world=16).values["train.global_batch_size"] == 8

@@ -11,14 +11,18 @@ import pytest
 from data.order_begin import Read
 from data.prepared import Prepared
 from data.streaming import opening
+from data.streaming.source import InterleavedStreams
+from data.transformed import unchanged
 from program.schema import structured
 from runs import DEBUG, configuration, losses, train, train_or_fail
 from training.checkpoint import order_entry, stage_entry
 from training.checkpoint.folders import latest
 from training.checkpoint.state import JSON, read_state
 from training.checkpoint.stream_position import found, repeated_reading
+from training.checkpoint.stream_position import resumed as resumed_at
 from training.config.stages import stage_at, stages
 from training.metrics.jsonl import read_jsonl
+from training.parts.data import open_source
 from training.start.prepare import prepare
 
 
@@ -55,8 +59,14 @@ def test_positions_of_an_older_version_are_those_of_the_only_source() -> None:
 
 
 @pytest.mark.campaign  # of a blend: below; how it is read: tests/data/test_streaming.py
-def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 4), "--train.eval_interval", "2", "--train.eval_iters", "1")
+def test_a_resume_in_other_layouts_gives_the_same_losses(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of samples that a function of the user's changes; that it is left out then is no reason to read again."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "of_streams.py").write_text("def one_less(tokens, sample, rng):\n    return tokens - (tokens == 44)\n")
+    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 4), "--train.eval_interval", "2", "--train.eval_iters", "1",
+             "--data.transform", "of_streams:one_less")  # fmt: skip
     prepared = prepared_for(tmp_path / "whole", *flags)
     whole = train(prepared, configuration(tmp_path / "whole", *flags), 1)
     assert 0 <= whole[0]["epoch"] <= whole[-2]["epoch"]
@@ -69,6 +79,12 @@ def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: 
     validation = [[line["validation_loss"] for line in one if "validation_loss" in line] for one in (whole, resumed)]
     assert len(validation[0]) == 2
     assert validation[1] == pytest.approx(validation[0], rel=1e-5)
+    [kept] = entry(run)["cursors"].values()
+    cursors = {int(number): text for number, text in kept.items()}
+    going_on = unchanged(resumed_at(open_source(prepared, configuration(run, *flags), "train"), [cursors]))
+    assert isinstance(going_on, InterleavedStreams) and going_on.position(32) == [cursors]
+    without = (*flags, "--data.transform", "None", "--data.allow_data_change", "True", "--train.train_iters", "5")
+    train(prepared_for(run, *without), configuration(run, *without), 1)
     assert "tokenised again" not in capfd.readouterr().out
 
 

@@ -66,6 +66,7 @@ def _all() -> Iterator[Flag]:
         translated.MUON_FIELDS,
         translated.MUP_FIELDS,
         translated.QK_CLIP_FIELDS,
+        translated.FIM_FIELDS,
     )
     for name in (name for table in one for name in table):
         yield Flag(name, "1", "translated")

@@ -120,6 +120,18 @@ QK_CLIP_FIELDS: dict[str, tuple[str, Default]] = {
 }
 """Fields that mean something with --qk-clip only."""
 
+FIM_FIELDS: dict[str, tuple[str, Default]] = {
+    **{f"fim-{name}": (f"data.fim_{name.replace('-', '_')}", 0.5) for name in ("rate", "spm-rate")},
+    **{
+        f"fim-{name}-token": (f"data.fim_{name}_token", f"<fim_{name}>")
+        for name in ("prefix", "middle", "suffix", "pad")
+    },
+    "fim-split-sample": ("data.fim_split_sample", None),
+    "fim-fragment-rate": ("data.fim_fragment_rate", None),
+    "fim-no-prefix": ("data.fim_no_prefix", None),
+}
+"""Fields that mean something with --fim-data only."""
+
 MUP_FIELDS: dict[str, tuple[str, Default]] = {
     "mup-base-hidden-size": ("model.mup_base_hidden_size", None),
     "mup-embedding-mult": ("model.mup_embedding_mult", 1.0),
@@ -246,7 +258,7 @@ RULES = """
     fine-grained-activation-offloading offload-modules=+ manual-gc manual-gc-interval=1
     attention-backend=1 enable-cuda-graph cuda-graph-impl=1
     data-path=* data-args-path=1 mock-data split=1 tokenizer-type=1 tokenizer-model=1
-    reset-position-ids reset-attention-mask
+    reset-position-ids reset-attention-mask fim-data fim-eod-token=1
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng
     save-retain-interval=1
     override-opt_param-scheduler override-opt-param-scheduler

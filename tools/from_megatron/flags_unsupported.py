@@ -62,8 +62,7 @@ OTHER_MODEL: dict[str, str] = {
         train-data-path=* valid-data-path=* test-data-path=* per-split-data-args-path=1
     """,
     "a source of data that Triplane does not read; set data.paths": """
-        phase-transition-iterations=1 fim-data fim-rate=1 fim-spm-rate=1 fim-split-sample=1 fim-fragment-rate=1
-        fim-no-prefix=1 fim-prefix-token=1 fim-middle-token=1 fim-suffix-token=1 fim-pad-token=1 fim-eod-token=1
+        phase-transition-iterations=1
     """,
     "keeps documents of a sample apart: say --reset-attention-mask --reset-position-ids instead": """
         dataloader-inter-document-masking

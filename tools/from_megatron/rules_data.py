@@ -4,6 +4,7 @@ from pathlib import PurePath
 
 from program.errors import UserError
 from tools.from_megatron.draft import DEFAULT, Draft
+from tools.from_megatron.flags_translated import FIM_FIELDS
 from tools.from_megatron.unknown import ScriptWord
 
 KEEP_ALL = 1_000_000
@@ -33,6 +34,7 @@ def data(draft: Draft) -> None:
     elif paths or file:
         draft.put("data.split", "969,30,1", DEFAULT)
     _documents(draft)
+    _fim(draft)
 
 
 def _blend_file(draft: Draft, file: ScriptWord, paths: bool) -> None:
@@ -90,6 +92,17 @@ def _documents(draft: Draft) -> None:
         )
     elif positions:
         draft.put("data.reset_position_ids", True, "--reset-position-ids")
+
+
+def _fim(draft: Draft) -> None:
+    end = draft.arguments.text("fim-eod-token")
+    if not draft.arguments.switch("fim-data"):
+        given = [flag for flag in (*FIM_FIELDS, "fim-eod-token") if flag in draft.arguments.given]
+        draft.irrelevant += [f"--{flag}: has no effect without --fim-data" for flag in given]
+        return
+    draft.fields(FIM_FIELDS)
+    if end is not None:
+        draft.notes.append("--fim-eod-token: here FIM goes by what ends documents in data.tokenizer (data.eod_token).")
 
 
 def saving(draft: Draft) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from data.prepared import Samples
 from data.streaming.source import InterleavedStreams
+from data.transformed import unchanged
 from parallel.groups import Ranks
 from training.batches import BatchStream
 from training.checkpoint.agreement import gathered
@@ -30,8 +31,9 @@ def noted(
     before: the entries of the checkpoint that this start continues.
     """
     own: list[tuple[str, int, str]] = []
-    if isinstance(stream.source, InterleavedStreams) and ranks.at.pp == 0 and ranks.at.cp == 0:
-        positions = zip(keys, stream.source.position(stream.gaps.behind(progress.consumed_samples)), strict=True)
+    source = stream.source and unchanged(stream.source)
+    if isinstance(source, InterleavedStreams) and ranks.at.pp == 0 and ranks.at.cp == 0:
+        positions = zip(keys, source.position(stream.gaps.behind(progress.consumed_samples)), strict=True)
         own = [(key, number, text) for key, found in positions for number, text in found.items()]
     cursors = {key: kept for key, kept in _kept(before).items() if isinstance(kept, dict) and key not in keys}
     # Where samples are skipped, ranks that share a stream may have come to several places: the farthest counts.
@@ -79,8 +81,9 @@ def _is_cursor(text: JSON) -> bool:
 
 def resumed(source: Samples, cursors: Sequence[Mapping[int, str]]) -> Samples:
     """The same source, at these positions."""
-    if isinstance(source, InterleavedStreams):
-        source.resume(cursors)
+    read = unchanged(source)
+    if isinstance(read, InterleavedStreams):
+        read.resume(cursors)
     return source
 
 

@@ -84,6 +84,7 @@ def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, l
         model(config, shape),
         table(config, shape, layout),
         batches(config, layout),
+        packing(config),
         compute(config, shape, world_size),
         saving(config, shape),
         [f"warning: {text}" for text in missing(config) + warnings.warnings(config, shape, layout)],
@@ -173,6 +174,18 @@ def missing(config: RunConfig) -> list[str]:
         except UserError as error:
             found.append(f"on this machine: {error}")
     return found
+
+
+def packing(config: RunConfig) -> list[str]:
+    """What best-fit packing costs of shards that are on this machine; ``missing`` says which are not."""
+    if config.data.packing == "concatenate":
+        return []
+    from data.packing import planned
+
+    with contextlib.suppress(UserError):
+        found = planned(config.data, config.model.seq_length)
+        return [f"best-fit packing of {name}: {waste}" for name, waste in found.items()]
+    return []
 
 
 def grid(layout: Layout) -> list[str]:

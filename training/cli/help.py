@@ -26,7 +26,9 @@ RARE = {
     "min_loss_scale loss_scale_window hysteresis",
     "data": "cache_dir bucket_cache_gb builtin_vocab_size jsonl_key csv_column eod_token blend_file samples_to_skip "
     "order megatron_train_samples require_manifest allow_data_change stream_count stream_shuffle on_bad_document "
-    "max_document_mb max_expansion reset_attention_mask reset_position_ids eod_mask_loss",
+    "max_document_mb max_expansion reset_attention_mask reset_position_ids eod_mask_loss packing transform "
+    "fim_rate fim_spm_rate fim_split_sample fim_fragment_rate fim_no_prefix fim_prefix_token fim_middle_token "
+    "fim_suffix_token fim_pad_token",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style weight_decay_incr_samples "
     "lr_warmup_samples lr_warmup_fraction lr_warmup_init lr_decay_samples lr_wsd_decay_iters lr_wsd_decay_samples "
     "lr_wsd_decay_style optimizer use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_params_dtype "

@@ -36,7 +36,7 @@ def parse_config(argv: Sequence[str]) -> RunConfig:
     recipe = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     default = load(recipe) if recipe else RunConfig()
     config = override(default, arguments, f"pretrain_gpt.py {recipe or '[RECIPE.toml]'}")
-    if config.import_paths:
+    if config.import_paths or config.stage:
         add_folders(recipe)
     return resolved(dataclasses.replace(config, run_dir=config.run_dir or str(default_run_dir(recipe))))
 

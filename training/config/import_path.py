@@ -1,4 +1,5 @@
-"""Import paths in a recipe, ``"module:attribute"``: a user's own callbacks, loss and optimizer.
+"""Import paths in a recipe, ``"module:attribute"``: a user's own callbacks, loss, optimizer and
+transformation of samples.
 
 A module is looked for as Python does, and then in the recipe's folder and in the current one: names of Triplane and of
 installed packages come first. A checkpoint's folder is not among them, so that a recipe in it runs no code beside it.
@@ -11,7 +12,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +52,17 @@ def load(field: str, path: str) -> Any:
             hint = f" Did you mean {near[0]}?" if near else ""
             raise SharedMistake(f'{field} "{path}": {_place(found)} has no {attribute}.{hint}')
         found = getattr(found, attribute)
+    return found
+
+
+def load_function(field: str, path: str, arguments: tuple[str, ...]) -> Callable[..., Any]:
+    """The function of an import path. Raises SharedMistake as ``load``, and where it cannot be called with these."""
+    found = load(field, path)
+    if not callable(found) or isinstance(found, type):
+        raise SharedMistake(f'{field} "{path}": expected a function, found {type(found).__name__}.')
+    if not accepts(found, len(arguments)):
+        shown = f"{getattr(found, '__name__', 'it')}{inspect.signature(found)}"
+        raise SharedMistake(f'{field} "{path}": expected ({", ".join(arguments)}), found {shown}.')
     return found
 
 

@@ -36,7 +36,7 @@ def load(recipe: Path) -> RunConfig:
         raise SharedMistake(str(error)) from None
     if config.begin is not None:
         raise SharedMistake("unknown key begin.")
-    if config.import_paths:
+    if config.import_paths or config.stage:
         add_folders(recipe)
     return _beside(config, recipe)
 

@@ -30,6 +30,7 @@ from training.config.divisibility import (
     sequence_problems,
     split_problems,
 )
+from training.config.import_path import form_problems
 from training.config.incompatible import (
     block_recompute_problems,
     buffer_problems,
@@ -121,11 +122,10 @@ class RunConfig:
 
     @property
     def import_paths(self) -> list[str]:
-        """The user's own callbacks, loss and optimizer."""
-        loss = [self.train.loss] if self.train.loss is not None else []
+        """The user's own callbacks, loss, optimizer and transformation of samples."""
         return [
             *self.train.callbacks,
-            *loss,
+            *(path for path in (self.train.loss, self.data.transform) if path is not None),
             *([self.optimizer.optimizer] if ":" in self.optimizer.optimizer else []),
         ]
 
@@ -195,6 +195,7 @@ class RunConfig:
             for name, size in (("nproc", self.nproc), ("world_size", self.world_size))
             if size is not None and size < 1
         ]
+        found += form_problems("data.transform", self.data.transform) if self.data.transform is not None else []
         if self.world_size is not None and not self.dry_run:
             found.append("world_size is what --dry_run plans for; a run takes its ranks from nproc, torchrun or srun.")
         return found

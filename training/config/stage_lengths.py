@@ -124,6 +124,7 @@ def _without_ramp(config: RunConfig, samples: int) -> RunConfig:
 
 def _reads_otherwise(before: RunConfig, config: RunConfig) -> bool:
     """Whether samples are others, or come in another order."""
-    return before.model.seq_length != config.model.seq_length or any(
+    cut = before.model.seq_length, before.data.shaping
+    return cut != (config.model.seq_length, config.data.shaping) or any(
         getattr(before.data, name) != getattr(config.data, name) for name in TEXTS
     )

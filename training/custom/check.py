@@ -1,4 +1,4 @@
-"""What is wrong with the user's own callbacks, loss and optimizer, found before ranks start."""
+"""What is wrong with the user's own callbacks, loss, optimizer and transformation, found before ranks start."""
 
 import tempfile
 from pathlib import Path
@@ -25,11 +25,12 @@ def check(config: RunConfig, device: Literal["cpu", "cuda"], logs: Path | None =
         with lean(device):
             from parallel.cpu import eager
             from training import optimizer_class
-            from training.custom import callbacks, loss
+            from training.custom import callbacks, loss, transform
 
         for path in config.train.callbacks:
             callbacks.load_callback(path)
         loss.load_loss(config.train.loss)
+        transform.load_transform(config.data.transform)
         optimizer_class.load_class(config.optimizer.optimizer)
 
         @no_sudden_end()

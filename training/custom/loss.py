@@ -1,6 +1,5 @@
 """``train.loss``: the user's function that makes each token's loss, tried on a few tokens before it is trained with."""
 
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -10,7 +9,7 @@ from data.loader import Batch
 from models.layers.cross_entropy import TokenLoss
 from program.errors import SharedMistake
 from program.users_code import named
-from training.config.import_path import accepts, load, raised
+from training.config.import_path import load_function, raised
 
 FIELD = "train.loss"
 SAMPLES, TOKENS = 2, 8
@@ -21,13 +20,7 @@ def load_loss(path: str | None) -> TokenLoss | None:
     """The function of an import path; None of None. Raises SharedMistake where it cannot be called as a loss is."""
     if path is None:
         return None
-    loss = load(FIELD, path)
-    if not callable(loss) or isinstance(loss, type):
-        raise SharedMistake(f'{FIELD} "{path}": expected a function, found {type(loss).__name__}.')
-    if not accepts(loss, 3):
-        found = f"{getattr(loss, '__name__', 'it')}{inspect.signature(loss)}"
-        raise SharedMistake(f'{FIELD} "{path}": expected (losses, log_z, batch), found {found}.')
-    return named(f"your loss {path} ({FIELD})", loss)
+    return named(f"your loss {path} ({FIELD})", load_function(FIELD, path, ("losses", "log_z", "batch")))
 
 
 def check_loss(path: str, context_parallel: bool) -> None:

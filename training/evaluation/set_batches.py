@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.full_pass import NO_TOKEN, FullPass
+from data.full_pass import FullPass
 from data.loader import Batch, Packing, Prefetcher, Ring, needs_batch, to_batch
-from data.prepared import Samples
+from data.prepared import NO_TOKEN, Samples
 from parallel.groups import Ranks
 from training.batches import DEPTH, context_slice, shared_windows
 from training.config.train_config import TrainConfig
@@ -76,14 +76,10 @@ class SetBatches:
             return [None] * (samples // self.micro_batch_size)
         own = next(self.reader) if self.reader else None
         windows = shared_windows(own, samples, self.length, self.ranks)
-        return [self._batch(window) for window in windows.split(self.micro_batch_size)]
-
-    def _batch(self, window: Tensor) -> Batch:
-        """window: [b, s+1] int32, NO_TOKEN where there is no text: no loss there."""
-        here = window.to(self.ranks.device, non_blocking=True)
-        batch = to_batch(here.clamp(min=0), self.ranks.device, self.packing)
-        batch.loss_mask.mul_(here[:, 1:] != NO_TOKEN)
-        return context_slice(batch, self.ranks)
+        return [
+            context_slice(to_batch(window, self.ranks.device, self.packing), self.ranks)
+            for window in windows.split(self.micro_batch_size)
+        ]
 
 
 class _WithGaps:

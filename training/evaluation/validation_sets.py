@@ -13,7 +13,9 @@ from data.config import DataConfig
 from data.full_pass import FullPass
 from data.prepare import prepare as prepare_data
 from data.prepared import Prepared, Samples, SourcedSamples
-from data.source import BlendedSource, TokenSource, build_part, build_source
+from data.source import BlendedSource, build_part, build_source
+from data.token_source import TokenSource
+from data.transformed import unchanged
 from program.errors import UserError
 from training.config.run_config import RunConfig
 from training.config.small_sections import has_own_split
@@ -117,16 +119,17 @@ def validation_sets(prepared: Prepared, config: RunConfig) -> list[ValidationSet
 def _opened(build: Callable[..., Samples], config: RunConfig) -> Callable[[], Samples]:
     def open_samples() -> Samples:
         samples = build(seq_length=config.model.seq_length, seed=config.train.seed)
-        if config.eval.full_pass and isinstance(samples, TokenSource | BlendedSource):
-            return FullPass(samples)
+        read = unchanged(samples)  # a full pass is of the text as it stands
+        if config.eval.full_pass and isinstance(read, TokenSource | BlendedSource):
+            return FullPass(read)
         return samples
 
     return open_samples
 
 
 def _data_of(data: DataConfig, path: str) -> DataConfig:
-    """The data section of a set, all of whose documents are in its first split."""
+    """The data section of a set, all of whose documents are in its first split, as they stand."""
     return replace(
         data, paths=(), blend={path: 1.0} if path else {}, blend_file=None, stream=(), stream_blend={},
-        order="exact", megatron_train_samples=None, split="1",
+        order="exact", megatron_train_samples=None, split="1", packing="concatenate", transform=None, fim_rate=0.0,
     )  # fmt: skip

@@ -154,6 +154,9 @@ class Recorder(Callback):
             "checkpoint_stall_s": self.stalled_s,
             "skipped": self.skipped,
         }
+        positions = result.samples * self.stream.seq_length
+        if result.tokens < positions:
+            values["masked"] = 1 - result.tokens / positions
         sources = self.stream.sources()
         for name, read in sources.items():
             values["epoch" if len(sources) == 1 else f"epoch/{name}"] = read.epochs

@@ -25,7 +25,8 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     micro_batch_size, cursors = config.train.micro_batch_size, list[dict[int, str]]()
     if prepared.streams:
         order = prepared, config.data, config.model.seq_length, config.train.seed, begun.order
-        same = not data_changes(begun.entries.get("data"), data_entry(config, prepared))
+        now, later = data_entry(config, prepared), config.data.shaping  # which moves no stream
+        same = not data_changes(begun.entries.get("data"), {key: now[key] for key in now.keys() - later.keys()})
         count, ends = prepared.streams[0].count, turns(*order).ends(begun.gaps.behind(progress.consumed_samples))
         cursors = stream_position.found(begun.entries, same, stream_keys(*order), count)
         stream_position.say_missing(cursors, ends, ranks)

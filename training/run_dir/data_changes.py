@@ -28,6 +28,7 @@ def data_entry(config: RunConfig, prepared: Prepared) -> dict[str, JSON]:
         "split": _split(config, prepared),
         "seq_length": config.model.seq_length,
         "order": config.data.order,
+        **config.data.shaping,
         **order,
     }
 

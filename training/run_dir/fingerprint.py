@@ -20,7 +20,7 @@ def facts(config: RunConfig, data_fingerprint: str) -> dict[str, str]:
     return {
         "the configuration": dump(config),
         "Triplane's code": code_digest(),
-        "the code of your callbacks, loss and optimizer": digest(config.import_paths),
+        "the code of your callbacks, loss, optimizer and transformation": digest(config.import_paths),
         "the version of Python": platform.python_version(),
         **versions,
         "the prepared data": data_fingerprint,

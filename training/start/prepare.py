@@ -8,9 +8,12 @@ from pathlib import Path
 from data import passes
 from data.cache import Console
 from data.config import split_weights
+from data.packed_source import PackedSource
 from data.prepare import prepare as prepare_data
 from data.prepared import Prepared, Samples
-from data.source import BlendedSource, TokenSource, build_source
+from data.source import BlendedSource, build_source
+from data.token_source import TokenSource
+from data.transformed import unchanged
 from models.resolve import resolve
 from parallel.launch import Identity
 from program.errors import UserError
@@ -19,6 +22,7 @@ from training.checkpoint.imported import check_tokenizer
 from training.config.run_config import RunConfig
 from training.config.schedules import batch_schedule
 from training.config.stage_lengths import Stage
+from training.custom.transform import load_transform
 from training.evaluation import validation_sets
 from training.evaluation.tasks import PreparedTasks, TaskRequest, prepare_tasks
 
@@ -31,20 +35,21 @@ def prepare(config: RunConfig, identity: Identity | None, label: str = "") -> Pr
 
     Raises UserError for a checkpoint.load that leads nowhere, or whose weights mean other ids than data.tokenizer's;
     for missing, damaged or empty inputs, those of eval.validation_sets included; for a split too small for one sample;
-    and for a tokenizer larger than model.vocab_size.
+    for a tokenizer larger than model.vocab_size or without a token of FIM; and for a data.transform that is none.
     """
     if config.checkpoint.load is not None and not complete(checkpoints(Path(config.run_dir or "runs/run"))):
         find(config.checkpoint.load)
     check_tokenizer(config)
     speaks = identity is None or identity.local_rank == 0
     say: Console = (lambda text: print(label + text, flush=True)) if speaks else lambda _: None
-    prepared = prepare_data(config.data, say)
+    prepared = replace(prepare_data(config.data, say), transform=load_transform(config.data.transform))
     resolve(config.model, prepared.tokenizer.vocab_size)
     if config.data.order == "megatron":
         prepared = with_megatrons_order(prepared, config)
-    train = build_source(prepared, config.data, config.model.seq_length, config.train.seed, "train")
+    train = unchanged(build_source(prepared, config.data, config.model.seq_length, config.train.seed, "train"))
     _tell_what_trains(train, prepared, config, say)
     _tell_passes(train, prepared, config, say)
+    _tell_packing(train, say)
     if config.train.evaluates:
         prepared = validation_sets.prepare_sets(prepared, config, say)
         validation_sets.open_all(prepared, config)
@@ -89,6 +94,13 @@ def _tell_passes(train: Samples, prepared: Prepared, config: RunConfig, say: Con
         taken = config.samples  # of this stage alone
         if often := passes.described(train.sources(taken)):
             say(f"data: {config.iterations:,} iterations: {often}")
+
+
+def _tell_packing(train: Samples, say: Console) -> None:
+    parts = zip(train.names, train.opened, strict=True) if isinstance(train, BlendedSource) else [("data.paths", train)]
+    for name, part in parts:
+        if isinstance(part, PackedSource):
+            say(f"data: best-fit packing of {name}: {part.waste}")
 
 
 def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:

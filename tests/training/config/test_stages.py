@@ -78,6 +78,16 @@ def test_a_ramp_goes_on_and_is_over_where_it_ends(tmp_path: Path) -> None:
 GBS16 = "train.global_batch_size = 16"
 
 
+def test_text_that_is_shaped_otherwise_begins_an_order(tmp_path: Path) -> None:
+    for line in ('data.packing = "best_fit"', "data.fim_rate = 0.5", 'data.transform = "mine:function"'):
+        a, b = of(tmp_path, stage("a", "until_iterations = 10") + stage("b", "until_iterations = 20", line))
+        assert (a.begin.data_iteration, b.begin.data_iteration) == (0, 10) and not b.config.problems(1)
+    unused = stage("b", "until_iterations = 20", "data.fim_spm_rate = 1.0")
+    assert (
+        of(tmp_path, stage("a", "until_iterations = 10") + unused)[1].begin.data_iteration == 0
+    )  # without fim_rate it is none
+
+
 def test_a_curve_spans_the_stages_that_give_none(tmp_path: Path) -> None:
     a, b, c = of(tmp_path, THREE, optimizer="lr_warmup_iters = 3")
     curves = [one.config.schedule for one in (a, b, c)]
