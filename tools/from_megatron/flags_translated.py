@@ -121,11 +121,12 @@ QK_CLIP_FIELDS: dict[str, tuple[str, Default]] = {
 """Fields that mean something with --qk-clip only."""
 
 FIM_FIELDS: dict[str, tuple[str, Default]] = {
-    **{f"fim-{name}": (f"data.fim_{name.replace('-', '_')}", 0.5) for name in ("rate", "spm-rate")},
-    **{
-        f"fim-{name}-token": (f"data.fim_{name}_token", f"<fim_{name}>")
-        for name in ("prefix", "middle", "suffix", "pad")
-    },
+    "fim-rate": ("data.fim_rate", 0.5),
+    "fim-spm-rate": ("data.fim_spm_rate", 0.5),
+    "fim-prefix-token": ("data.fim_prefix_token", "<fim_prefix>"),
+    "fim-middle-token": ("data.fim_middle_token", "<fim_middle>"),
+    "fim-suffix-token": ("data.fim_suffix_token", "<fim_suffix>"),
+    "fim-pad-token": ("data.fim_pad_token", "<fim_pad>"),
     "fim-split-sample": ("data.fim_split_sample", None),
     "fim-fragment-rate": ("data.fim_fragment_rate", None),
     "fim-no-prefix": ("data.fim_no_prefix", None),
