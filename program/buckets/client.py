@@ -185,7 +185,7 @@ class ObjectFile(io.RawIOBase):
         return data
 
     def _opened(self) -> Any:
-        """Opened anew after an error: what it holds of the object must be what was found at first."""
+        """Opened again after an error: what it holds of the object must be what was found at first."""
         handle = filesystem(self.facts.url).open(names.bare(self.facts.url), "rb", cache_type="none")
         now = _facts(self.facts.url, handle.details)
         if (now.size, now.etag) != (self.facts.size, self.facts.etag):

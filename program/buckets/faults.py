@@ -79,10 +79,10 @@ def _said(error: Exception) -> _Said:
     for one in _chain(error):
         response: Any = getattr(one, "response", None)
         if isinstance(response, dict) and "Error" in response:
-            told = response["Error"]
+            given = response["Error"]
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            code = str(told.get("Code", ""))
-            return _Said(int(status), "" if code == str(status) else code, str(told.get("Message", "")))
+            code = str(given.get("Code", ""))
+            return _Said(int(status), "" if code == str(status) else code, str(given.get("Message", "")))
         # aiohttp's parser has a code as well, for what it could not parse
         own = getattr(one, "code", None) if type(one).__name__ == "HttpError" else None
         status = getattr(response, "status_code", own)
