@@ -21,7 +21,7 @@ def upload(path: Path, url: str, report: Report = lambda _: None) -> ObjectFacts
     """
     size, known = path.stat().st_size, 0
 
-    def progress(value: int, **_: object) -> None:
+    def progress(_: object, value: int, **__: object) -> None:
         nonlocal known
         report(max(0, value - known))  # another try begins at 0
         known = max(known, value)
@@ -30,7 +30,7 @@ def upload(path: Path, url: str, report: Report = lambda _: None) -> ObjectFacts
     found = client.facts(url)
     if found.size != size:
         raise OSError(5, f"upload: {found.size:,} bytes are there, expected {size:,}. Give the command again", url)
-    progress(size)
+    progress(size, size)
     return found
 
 

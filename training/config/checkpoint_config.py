@@ -87,10 +87,10 @@ class CheckpointConfig:
 
     def _bucket_problems(self) -> list[str]:
         found = []
-        if self.bucket is not None and (text := names.problem(self.bucket)):
-            found.append(f"checkpoint.bucket: {text}")
-        elif self.bucket is not None and (names.scheme(self.bucket) == "hf" or not names.is_url(self.bucket)):
+        if self.bucket is not None and (names.scheme(self.bucket) == "hf" or not names.is_url(self.bucket)):
             found.append(f"checkpoint.bucket must be s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, found {self.bucket!r}.")
+        elif self.bucket is not None and (text := names.problem(self.bucket)):
+            found.append(f"checkpoint.bucket: {text}")
         if self.bucket_keep is not None and self.bucket_keep < 1:
             found.append(f"checkpoint.bucket_keep must be 1 or more, found {self.bucket_keep}.")
         if self.bucket_keep is not None and self.bucket is None:

@@ -85,7 +85,7 @@ class BucketCallback(Callback):
         ``run_dir.history.Note``."""
         self.order, self.ranks, self.waits, self.beat, self.note = order, ranks, waits, beat, note
         self.uploader: Uploader | None = None
-        self.again_s, self.there_s, self.left = 0.0, time.monotonic(), 0
+        self.again_s, self.there_s, self.left, self.sent = 0.0, time.monotonic(), 0, 0
         self.answered, self.newest = False, "none of this start yet"
 
     def start(self, progress: Progress) -> None:
@@ -121,13 +121,16 @@ class BucketCallback(Callback):
         """Until the newest checkpoint is in the bucket, or could not be brought there. Collective."""
         self.answered, said = False, time.monotonic()
         self._ask()
+        self.sent = 0
+        began = said
         while self._any(self.ranks.rank == 0 and not self.answered):
             time.sleep(0.1)
             self.beat()
             self._hear()
             if self.ranks.rank == 0 and time.monotonic() - said > SAY_S:
                 said = time.monotonic()
-                self.ranks.say(f"waiting for {self.order.url}: {self.left / MEBIBYTE:,.1f} MiB of this node are left")
+                eta = f", {self.left * (said - began) / self.sent:,.0f} s" if self.sent else ""
+                self.ranks.say(f"waiting for {self.order.url}: {self.left / MEBIBYTE:,.1f} MiB of this node left{eta}")
 
     def _ask(self) -> None:
         if self.uploader is not None and self.uploader.process.poll() is not None:
@@ -152,7 +155,7 @@ class BucketCallback(Callback):
     def _take(self, report: UploadReport) -> None:
         if report.what == "sent":
             metrics.record("bucket_sent_gib", report.bytes / 2**30, reduce="sum")
-            self.left = report.left
+            self.left, self.sent = report.left, self.sent + report.bytes
         elif report.what == "idle":
             self.answered = True
         elif self.ranks.rank:

@@ -121,6 +121,7 @@ class _Sent:
     def __init__(self, name: str, left: int) -> None:
         self.name, self.left, self.sent, self.said_s = name, left, 0, time.monotonic()
         self.lock = threading.Lock()
+        self.tell()
 
     def __call__(self, count: int) -> None:
         with self.lock:
