@@ -62,7 +62,7 @@ def seaweed(folder: Path) -> Iterator[Server]:
     rights = ["Admin", "Read", "Write", "List", "Tagging"]
     identity = {"name": "test", "credentials": [credentials], "actions": rights}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = {}
+    ports: dict[str, int] = {}
     for name in ("master", "volume", "filer", "s3"):
         with _taken(list(ports.values())):
             ports[name] = free_port()
