@@ -33,6 +33,8 @@ class Server:
 
     endpoint: str
     pid: int
+    filer: str = ""
+    """Where SeaweedFS' own tools send files."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -75,7 +77,7 @@ def seaweed(folder: Path) -> Iterator[Server]:
              "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-s3.allowDeleteBucketNotEmpty"],
             stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    server = Server(f"http://127.0.0.1:{ports['s3']}", process.pid)
+    server = Server(f"http://127.0.0.1:{ports['s3']}", process.pid, f"http://127.0.0.1:{ports['filer']}")
     try:
         _make_bucket(server, process, folder)
         yield server

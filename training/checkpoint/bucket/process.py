@@ -2,7 +2,7 @@
 
 It hears lines on stdin: "look" asks for ``idle`` as soon as the newest checkpoint is in the bucket; their end ends it.
 It prints an ``UploadReport`` a line. What fails ends it, too: the rank starts it again, with connections and
-credentials that are read anew.
+credentials that are read again.
 """
 
 import dataclasses
