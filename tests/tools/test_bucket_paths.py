@@ -11,10 +11,13 @@ import buckets
 from buckets import BUCKET, Server
 from models.families import TINY
 from program.buckets import client, names, transfer
+from program.buckets.client import ObjectFacts
+from program.errors import UserError
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main as convert
 from tools.inspect_checkpoint.__main__ import main as inspect
 from tools.reshard.__main__ import main as reshard
+from tools.shared import bucket_paths
 from tools.shared.held_checkpoint import find
 from training.checkpoint.bucket import uploading
 from training.checkpoint.bucket.uploading import UploadOrder
@@ -96,6 +99,13 @@ def test_inspect_fetches_tensors_where_they_are_asked_for(
         proxy.rule = lambda _: "denied"
         assert inspect([f"{URL}/run"]) == 2
         assert f"{URL}/run/: list: 403 AccessDenied" in capsys.readouterr().err
+
+
+def test_an_object_whose_name_leads_elsewhere(scratch: Path) -> None:
+    named = [ObjectFacts(f"{URL}/hostile/a/../../../x", 2, "", 0)]
+    with pytest.raises(UserError, match="would lie outside of the folder"):
+        bucket_paths._fetched(named, f"{URL}/hostile", scratch / "fetched")
+    assert not (scratch.parent / "x").exists()
 
 
 def test_one_door_for_all_that_compute(folder: Path, scratch: Path) -> None:

@@ -65,7 +65,10 @@ def _fetched(objects: Sequence[ObjectFacts], url: str, folder: Path) -> Path:
         raise UserError(f"{url}: takes {needed:,} bytes, and {folder.parent} has {free:,}. Set TMPDIR to another disk.")
     with _bar(needed, "fetching") as bar:
         for facts in objects:
-            transfer.download(facts, folder / facts.url.removeprefix(f"{url.rstrip('/')}/"), bar.update)
+            name = Path(facts.url.removeprefix(f"{url.rstrip('/')}/"))
+            if name.is_absolute() or ".." in name.parts:
+                raise UserError(f"{facts.url}: would lie outside of the folder that is fetched. Remove that object.")
+            transfer.download(facts, folder / name, bar.update)
     return folder
 
 

@@ -5,6 +5,7 @@ It prints an ``UploadReport`` a line. What fails ends it, too: the rank starts i
 credentials that are read again.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,7 +27,7 @@ from training.checkpoint import folders
 from training.checkpoint.background.process import NOT_FOR_US
 from training.checkpoint.bucket import uploading
 from training.checkpoint.bucket.uploading import UploadOrder
-from training.checkpoint.format.manifest import DamagedError
+from training.checkpoint.format.manifest import MANIFEST, DamagedError
 
 POLL_S, REPORT_S = 1.0, 2.0
 
@@ -68,7 +70,7 @@ def first_node(order: UploadOrder) -> int:
     """Decide what is uploaded, commit it, and keep retention's rule."""
     root, seen, asked = Path(order.root), None, False
     while True:
-        now = [(path.name, path.stat().st_mtime_ns) for path in folders.complete(root)]
+        now = list(_visible(root))
         if now != seen or asked:
             view = uploading.look(order)
             if asked and view.newest not in view.lacking:
@@ -89,12 +91,20 @@ def first_node(order: UploadOrder) -> int:
         asked = asked or heard
 
 
+def _visible(root: Path) -> Iterator[tuple[str, int]]:
+    """What tells whether something was committed or deleted since."""
+    for path in folders.complete(root):
+        with contextlib.suppress(FileNotFoundError):
+            yield path.name, (path / MANIFEST).stat().st_mtime_ns
+
+
 def other_node(order: UploadOrder) -> int:
     """Send this node's share of what the first one has chosen."""
     root, done = Path(order.root), None
     while True:
         path = folders.uploading(root)
-        if path is not None and (now := (path, path.stat().st_mtime_ns)) != done:
+        now = next((one for one in _visible(root) if path and one[0] == path.name), None)
+        if path is not None and now is not None and now != done:
             _upload(order, path)
             done = now
         if _heard(POLL_S) is None:

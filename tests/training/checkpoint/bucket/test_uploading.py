@@ -198,3 +198,19 @@ def test_the_program_says_what_it_does(
     assert process.first_node(order_of(tmp_path / "checkpoints", url)) == 0
     said = [json.loads(line)["what"] for line in capfd.readouterr().out.splitlines()]
     assert said == ["sent", "sent", "uploaded", "idle"]
+
+
+def test_a_fetch_goes_on_where_it_was(s3: Server, url: str, tmp_path: Path) -> None:
+    order = order_of(tmp_path / "checkpoints", url)
+    path = committed(tmp_path / "checkpoints", 1)
+    settle(order)
+    [one] = stored.newer(None, url)
+    (tmp_path / "half").mkdir()
+    shutil.copyfile(path / "rank_00000.bin", tmp_path / "half/rank_00000.bin")
+    (tmp_path / "half/rank_00001.bin.tmp-1").write_bytes(b"a part")
+    with buckets.proxied(s3) as (before, proxy), buckets.environment(before):
+        stored.fetched(one, tmp_path / "half", [name for name in one.files if name.endswith(".bin")])
+    assert {name for name in ("rank_00000", "rank_00001") if any(name in one.path for one in proxy.requests)} == {
+        "rank_00001"
+    }
+    assert (tmp_path / "half/rank_00001.bin").read_bytes() == (path / "rank_00001.bin").read_bytes()
