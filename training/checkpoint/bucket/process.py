@@ -73,6 +73,11 @@ def first_node(order: UploadOrder) -> int:
         now = list(_visible(root))
         if now != seen or asked:
             view = uploading.look(order)
+            if not view.lacking:
+                for one in view.removable:
+                    uploading.remove(order, one)
+                    say(UploadReport(what="removed", name=one.name))
+                seen = now
             if asked and view.newest not in view.lacking:
                 say(UploadReport(what="idle"))
                 asked = False
@@ -81,11 +86,6 @@ def first_node(order: UploadOrder) -> int:
                 uploading.pin(root, path)
                 _upload(order, path)
                 uploading.pin(root, None)
-            else:
-                for one in view.removable:
-                    uploading.remove(order, one)
-                    say(UploadReport(what="removed", name=one.name))
-                seen = now
         if (heard := _heard(0.0 if now != seen else POLL_S)) is None:
             return 0
         asked = asked or heard

@@ -72,9 +72,9 @@ def stored(url: str) -> list[StoredCheckpoint]:
             with contextlib.suppress(FileNotFoundError, UserError):
                 name = client.read(files[folders.LATEST].url, folders.NAME_BYTES).decode(errors="replace").strip()
                 if _NAME.fullmatch(name) and MANIFEST not in found.get(f"{folder}{name}/", {}):
-                    found[f"{folder}{name}/"] |= {
-                        one.url.rpartition("/")[2]: one for one in client.listed(f"{prefix}{folder}{name}/")
-                    } | {MANIFEST: client.facts(f"{prefix}{folder}{name}/{MANIFEST}")}
+                    manifest = client.facts(f"{prefix}{folder}{name}/{MANIFEST}")
+                    others = client.listed(f"{prefix}{folder}{name}/")
+                    found[f"{folder}{name}/"] |= {names.last(one.url): one for one in [*others, manifest]}
     named = {f"{prefix}{folder}".rstrip("/"): files for folder, files in found.items()}
     return [
         StoredCheckpoint(one, files)

@@ -173,17 +173,21 @@ def test_another_start_takes_the_prefix_over(url: str, tmp_path: Path) -> None:
 
 
 def test_a_listing_that_lags_hides_nothing_and_deletes_nothing(s3: Server, url: str, tmp_path: Path) -> None:
+    """It shows half of the second checkpoint, which has come whole since."""
     root, order = tmp_path / "checkpoints", order_of(tmp_path / "checkpoints", url)
     committed(root, 1)
     settle(order)
+    second = committed(root, 2, "iter_0000001")
+    target = f"{stored.root_of(url)}/{stored.name_of(read_commit(second, 2))}"
+    transfer.upload(second / "rank_00000.bin", f"{target}/rank_00000.bin")
     with buckets.proxied(s3) as (before, proxy), buckets.environment(before):
-        uploading.look(order)
-        committed(root, 2, "iter_0000001")
+        assert [one.iteration for one in uploading.look(order).lacking] == [2]
         proxy.rule = lambda request: "stale" if request.is_listing else None
-        settle_once = uploading.look(order)
-        uploading.upload(order, settle_once.lacking[0].path)
-        uploading.upload(order, settle_once.lacking[0].path)  # once more, by a start that does not see it
-        assert [one.iteration for one in stored.newer(None, url)] == [2, 1], "latest names it"
+        uploading.upload(order, second)
+        uploading.upload(order, second)  # once more, by a start that does not see it
+        assert [one.iteration for one in stored.newer(None, stored.root_of(url))] == [2, 1], "latest names it"
+        client.write(f"{stored.root_of(url)}/latest", b"iter_0000001\n")
+        shutil.rmtree(second)
         for one in uploading.look(order).removable:
             uploading.remove(order, one)
     assert whole(url, tmp_path / "seen") == {1: 0, 2: 0}
