@@ -25,8 +25,9 @@ def committed(
     draw = random.Random(f"{iteration} {seed}")
     for number, size in enumerate(sizes):
         group = TensorGroup((f"w{number}",), "uint8", (size,))
+        data = b"".join(draw.randbytes(min(1 << 24, size - start)) for start in range(0, size, 1 << 24))
         with FileWriter(folder, f"rank_{number:05d}") as file:
-            file.add(group, (0,), (size,), [memoryview(draw.randbytes(size))])
+            file.add(group, (0,), (size,), [memoryview(data)])
     return committing.commit(
         FilledFolder(
             folder=str(folder), writers=tuple(f"rank_{number:05d}" for number in range(len(sizes))),
