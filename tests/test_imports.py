@@ -55,6 +55,7 @@ TORCH = """
     training.evaluation: asked generating scoring set_batches shared_model task_callback validation harness
     training.checkpoint: account agreement callback fit model_state optimizer_state plausible restoring rng
     save_interval saving storage stream_position weights    training.checkpoint.background: saver
+    training.checkpoint.bucket: callback fetching
     training.generation: forward generate samples sampling texts
     training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay
     replica_check skipped_batches skipping stragglers update_policy

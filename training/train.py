@@ -78,7 +78,7 @@ def train(
         heartbeat.enter("load")
         buffers.enter_context(overlap_of_tp(config, shape, ranks))
         parts = build_parts(config, shape, ranks)
-        begun = run_files.restore(parts, prepared, run_dir)
+        begun = run_files.restore(parts, prepared, run_dir, heartbeat.beat)
         run_files.write_run_files(config, ready.recipe, run_dir, begun.progress, ranks)
         stream = build_stream(run, begun)
         companions = build_companions(run, parts, stream, begun, collector)

@@ -1,6 +1,7 @@
 """URLs of objects. Plain text in, plain text out: `pathlib.Path` would make `s3:/bucket` of `s3://bucket`."""
 
 import re
+from pathlib import Path
 
 EXTRAS = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
 """The package that fsspec needs for each scheme."""
@@ -15,6 +16,13 @@ def is_url(name: str) -> bool:
     """
     scheme, found, _ = name.partition("://")
     return bool(found) and scheme in EXTRAS and (scheme != "hf" or _HUB_FILE.match(name) is not None)
+
+
+def of_path(path: Path) -> str | None:
+    """The URL that a path was made of, which has lost a slash by that: `s3:/bucket/key`; None for any other path."""
+    scheme, found, rest = str(path).partition(":/")
+    url = f"{scheme}://{rest.lstrip('/')}"
+    return url if found and is_url(url) else None
 
 
 def problem(url: str) -> str | None:

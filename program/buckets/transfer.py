@@ -19,19 +19,27 @@ def upload(path: Path, url: str, report: Report = lambda _: None) -> ObjectFacts
     Takes PART_BYTES x PARTS_AT_ONCE of memory, more for files of over 140 GB. Raises OSError; also where the object
     that is there then has not the file's size.
     """
-    size = path.stat().st_size
-    tried(url, "upload", lambda: _put(path, url, size))
+    size, known = path.stat().st_size, 0
+
+    def progress(_: object, value: int, **__: object) -> None:
+        nonlocal known
+        report(max(0, value - known))  # another try begins at 0
+        known = max(known, value)
+
+    tried(url, "upload", lambda: _put(path, url, size, progress))
     found = client.facts(url)
     if found.size != size:
         raise OSError(5, f"upload: {found.size:,} bytes are there, expected {size:,}. Give the command again", url)
-    report(size)
+    progress(size, size)
     return found
 
 
-def _put(path: Path, url: str, size: int) -> None:
-    options = {}
+def _put(path: Path, url: str, size: int, progress: Callable[..., None]) -> None:
+    from fsspec.callbacks import Callback
+
+    options: dict[str, object] = {"callback": Callback(hooks={"progress": progress})}
     if names.scheme(url) == "s3":
-        options = {"chunksize": max(PART_BYTES, -(-size // MOST_PARTS)), "max_concurrency": PARTS_AT_ONCE}
+        options |= {"chunksize": max(PART_BYTES, -(-size // MOST_PARTS)), "max_concurrency": PARTS_AT_ONCE}
     client.filesystem(url).put_file(str(path), names.bare(url), **options)
 
 

@@ -12,7 +12,6 @@ Each has --help. Exit code 0: measured, whether the goals were met or not (data:
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from program import command
 from program.errors import UserError
@@ -29,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in SUBCOMMANDS:
         found = f'"{name}"' if name else "nothing"
         raise UserError(f"expected a subcommand, {', '.join(SUBCOMMANDS)}; found {found}. See --help.")
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # as pytest has it
     code: int = importlib.import_module(f"tests.benchmarks.{name}.command").main(flags)
     return code
 

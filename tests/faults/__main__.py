@@ -1,6 +1,6 @@
 """Inject faults and write what came of them to docs/faults.md.
 
-    python -m tests.faults [--only damages kills matrix disk jobs stages hostile] [--count N] [--seed N]
+    python -m tests.faults [--only damages kills matrix disk jobs stages hostile bucket] [--count N] [--seed N]
 
     damages   files of a checkpoint changed in every way, on ranks that then load it
     kills     processes of a real run killed around saving, and the run started again
@@ -9,6 +9,7 @@
     jobs      under a private SLURM: killed and hung ranks, signals, lost nodes
     stages    random [[stage]] tables, killed at random moments, in other layouts
     hostile   files, flags and environments made to break things
+    bucket    checkpoints on their way into a bucket: kills, and a server that fails
 
 A campaign is a list of seeded cases; each leaves one result. The suite and its campaign run a few cases of each
 through the same functions. The same seed and commit continue an interrupted campaign.
@@ -33,7 +34,7 @@ from tests.benchmarks.circumstances import ROOT, commit, now
 from tests.faults import document
 from tests.faults.results import Store
 
-Campaign = Literal["damages", "kills", "matrix", "disk", "jobs", "stages", "hostile"]
+Campaign = Literal["damages", "kills", "matrix", "disk", "jobs", "stages", "hostile", "bucket"]
 COUNTS: dict[Campaign, int] = {
     "damages": 500,
     "kills": 200,
@@ -42,6 +43,7 @@ COUNTS: dict[Campaign, int] = {
     "jobs": 1000,
     "stages": 30,
     "hostile": 2200,
+    "bucket": 1010,
 }
 """How many cases make docs/faults.md; of the matrix, the disk and the jobs, all there are."""
 
@@ -50,10 +52,10 @@ COUNTS: dict[Campaign, int] = {
 class Faults:
     """Inject faults and write what came of them to docs/faults.md."""
 
-    only: tuple[Campaign, ...] = ("damages", "kills", "matrix", "disk", "jobs", "stages", "hostile")
+    only: tuple[Campaign, ...] = ("damages", "kills", "matrix", "disk", "jobs", "stages", "hostile", "bucket")
     """damages: changed files; kills: killed processes; matrix: every layout's checkpoint in every other; disk: full,
     read-only, gone; jobs: everything else, under a private SLURM; stages: random tables, killed; hostile: files, flags
-    and surroundings made to break things."""
+    and surroundings made to break things; bucket: uploads that are killed, and a server that fails."""
 
     count: int | None = None
     """Cases of each campaign. None: as many as in docs/faults.md."""

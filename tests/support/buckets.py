@@ -37,6 +37,8 @@ class Server:
 
     endpoint: str
     pid: int
+    filer: str = ""
+    """Where SeaweedFS' own tools send files."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -95,7 +97,8 @@ def _started(folder: Path) -> tuple[Server, "subprocess.Popen[bytes]"]:
              "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-s3.allowDeleteBucketNotEmpty"],
             stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    return Server(f"http://127.0.0.1:{ports['s3']}", process.pid), process
+    endpoint, filer = (f"http://127.0.0.1:{ports[name]}" for name in ("s3", "filer"))
+    return Server(endpoint, process.pid, filer), process
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -3,7 +3,8 @@
     python -m tools.convert import HF_FOLDER CHECKPOINT_FOLDER
     python -m tools.convert export CHECKPOINT_OR_RUN_FOLDER HF_FOLDER
 
-Nothing is downloaded and no code of the folder is run. The same command continues a killed conversion. A
+Each may be the URL of a bucket, s3://BUCKET/PREFIX: fetched before, or uploaded at the end, by way of TMPDIR. Nothing
+else is downloaded and no code of the folder is run. The same command continues a killed conversion. A
 tensor that no table covers is refused by name. An import first compares logits of one block of each kind with those of
 transformers, if it is installed. Exit code 2: bad input, or a comparison differs; then no target is written.
 """
@@ -24,6 +25,7 @@ from tools.convert import exporting, logits
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
 from tools.convert.verify import verify
+from tools.shared.bucket_paths import on_disk
 from tools.shared.held_checkpoint import deleted_is_said, find
 from tools.shared.hf_folder.source import HfFolder
 from training.checkpoint.chosen_weights import ChosenWeights
@@ -137,8 +139,10 @@ Command: Any = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Exp
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
     job: Import | Export = parse_flags(Command, argv, "python -m tools.convert", __doc__)
+    names = ("checkpoint", "hf_folder") if isinstance(job, Import) else ("hf_folder", "checkpoint", "like")
     try:
-        job.run()
+        with on_disk(job, names[0], names[1:]) as local:
+            local.run()
     except (UserError, DamagedError) as error:
         print(f"tools.convert: {error}", file=sys.stderr)
         return 2

@@ -11,6 +11,7 @@ CHECKPOINT is a checkpoint, a folder of them or a run's folder; of several the l
 executed and nothing is changed. Exit code 0: as it should be, or no difference; 1: damaged, or different; 2: bad input.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from program.flags import at_least_one, parse_flags
 from tools.inspect_checkpoint import average, catalogue, compare, numbers, tree
 from tools.inspect_checkpoint.contents import parameters
 from tools.inspect_checkpoint.text import size
+from tools.shared.bucket_paths import here
 from tools.shared.held_checkpoint import deleted_is_said, find
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.reader import FileReader
@@ -37,7 +39,8 @@ class Inspect:
     """Print what a checkpoint contains, verify it, or compare two."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """A checkpoint, a folder of them, or a run's folder."""
+    """A checkpoint, a folder of them, or a run's folder; or its URL in a bucket, of which tensors are
+    fetched where they are asked for."""
     list_only: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Only list the checkpoints of the folder."""
     every_block: Annotated[bool, tyro.conf.arg(name="all")] = False
@@ -56,6 +59,10 @@ class Inspect:
     def run(self) -> int:
         """The exit code. Raises UserError, DamagedError."""
         self._check()
+        tensors = bool(self.verify == "hashes" or self.tensor or self.diff)
+        return dataclasses.replace(self, checkpoint=here(self.checkpoint, tensors=tensors))._run()
+
+    def _run(self) -> int:
         root = catalogue.root_of(self.checkpoint)
         found = catalogue.catalogue(root) if root else []
         if self.list_only:

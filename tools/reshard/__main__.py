@@ -8,8 +8,9 @@
     python -m tools.reshard SOURCE TARGET --format megatron --keys stacked
     python -m tools.reshard SOURCE TARGET --format megatron --optimizer_format dp_reshardable --data_parallel_size 8
 
-A Triplane checkpoint needs no rewriting for other TP, PP, DP or EP sizes: every layout reads it as it is. No code in a
-checkpoint is run, and no pickle is executed. The same command continues a killed run.
+A Triplane checkpoint needs no rewriting for other TP, PP, DP or EP sizes: every layout reads it as it is. SOURCE and
+TARGET may be URLs of a bucket, s3://BUCKET/PREFIX, by way of TMPDIR. No code in a checkpoint is run, and no pickle is
+executed. The same command continues a killed run, but for one into a bucket.
 Exit code 2: bad input, or what was compared differs.
 """
 
@@ -34,6 +35,7 @@ from tools.reshard.options import Dtype, Format, Keys, ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import planned, verify
 from tools.reshard.sources import check, open_ours, open_source
+from tools.shared.bucket_paths import on_disk
 from tools.shared.held_checkpoint import deleted_is_said
 from tools.shared.written import check_new
 from training.checkpoint.format.manifest import DamagedError
@@ -100,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
     job = parse_flags(Reshard, argv, "python -m tools.reshard", __doc__)
     try:
-        reshard(job)
+        with on_disk(job, "target", ("source",)) as local:
+            reshard(local)
     except (UserError, DamagedError) as error:
         print(f"tools.reshard: {error}", file=sys.stderr)
         return 2

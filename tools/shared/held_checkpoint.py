@@ -20,6 +20,7 @@ from pathlib import Path
 
 from program.errors import UserError
 from program.untrusted import InputError, regular_descriptor
+from tools.shared.bucket_paths import here
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest
 
@@ -30,9 +31,9 @@ SPARE_FILES = 512
 
 
 def find(path: Path, what: str = "") -> Path:
-    """The checkpoint that a path means. what: how the tool calls it. Raises UserError where there is none."""
+    """The checkpoint that a path means, or a URL. what: how the tool calls it. Raises UserError where there is none."""
     try:
-        return folders.find(str(path), partial(print, file=sys.stderr))[0]
+        return folders.find(str(here(path, what)), partial(print, file=sys.stderr))[0]
     except UserError as error:
         raise UserError(f"{what}{str(error).removeprefix('checkpoint.load ')}") from None
 

@@ -1,6 +1,7 @@
 """What one rank finds out and all must act on alike."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -47,6 +48,20 @@ def on_every_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
         dist.broadcast_object_list(texts, src=rank - 1, device=ranks.device)
         raise OSError(texts[0])
     return result  # type: ignore[return-value]
+
+
+def on_every_rank_for_long[T](action: Callable[[], T], ranks: Ranks, beat: Callable[[], None]) -> T:
+    """``on_every_rank`` for what takes minutes: in a thread, while the ranks tell each other every second that they
+    live, so that none waits for another longer than a collective's timeout. beat: called then."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(action)
+        while True:
+            wait([future], timeout=1.0)
+            busy = torch.tensor([int(not future.done())], device=ranks.device)
+            dist.all_reduce(busy)
+            beat()
+            if not int(busy):
+                return on_every_rank(future.result, ranks)
 
 
 def gathered[T](own: list[T], ranks: Ranks) -> list[T]:

@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from parallel.launch import Identity
+from program.buckets.names import is_url
 from program.durable import replace_file
 from program.errors import UserError
 from program.processes import die_with_parent
 from program.untrusted import InputError, read_json, read_text
-from training.checkpoint.folders import checkpoints, complete, is_complete, remove
+from training.checkpoint.folders import checkpoints, is_complete, remove
 from training.checkpoint.foreign import ForeignFolder, recognise
 from training.checkpoint.foreign_model import check_before
 from training.checkpoint.format.verify import damages
+from training.checkpoint.start import has_own
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 
@@ -42,7 +44,7 @@ def with_converted(config: RunConfig, run_dir: Path, identity: Identity | None) 
     A run that has checkpoints of its own continues them, whatever checkpoint.load says.
     """
     load = config.checkpoint.load
-    if load is None or complete(checkpoints(run_dir)):
+    if load is None or is_url(load) or has_own(checkpoints(run_dir), config.checkpoint):
         return config
     foreign = recognise(Path(load))
     target = run_dir / FOLDER / (foreign.path.resolve().name if foreign else Path(load).name)

@@ -5,6 +5,7 @@ RUN_DIR/checkpoints/iter_0000200.tmp-9f3a/    one being written by the attempt 9
 RUN_DIR/checkpoints/iter_0000200.damaged/ one in whose place an older one was continued
 RUN_DIR/checkpoints/iter_0000200.replaced/ one of this iteration from before a start from an earlier one
 RUN_DIR/checkpoints/latest                a text file: the name of the folder to continue from
+RUN_DIR/checkpoints/uploading             likewise: the one that is on its way into checkpoint.bucket
 RUN_DIR/checkpoints/latest_checkpointed_iteration.txt    the same as a number, where Megatron's scripts look for it
 """
 
@@ -25,6 +26,7 @@ from training.checkpoint.format.verify import damages
 from training.checkpoint.lineage import LineageCommit, in_order, newest, read_commit
 
 LATEST, LATEST_OF_MEGATRON = "latest", "latest_checkpointed_iteration.txt"
+UPLOADING = "uploading"
 STATE = "state.json"
 TEMPORARY, DAMAGED, REPLACED = ".tmp-", ".damaged", ".replaced"
 PROBE = ".probe-"
@@ -90,14 +92,24 @@ def latest(root: Path) -> Path | None:
 def named_latest(root: Path) -> tuple[Path | None, int]:
     """What ``latest`` names, and when it was written, in ns. None where it is missing, unreadable, or names nothing
     complete in this folder."""
-    try:
-        written_ns = (root / LATEST).stat().st_mtime_ns
-        named = root / read_text(root / LATEST, NAME_BYTES).strip()
-        if named.parent == root and iteration_of(named) is not None and is_complete(named):
-            return named, written_ns
-    except (OSError, InputError):
-        pass
+    named = _named(root, LATEST)
+    with contextlib.suppress(OSError):
+        return (named, (root / LATEST).stat().st_mtime_ns) if named else (None, 0)
     return None, 0
+
+
+def uploading(root: Path) -> Path | None:
+    """The checkpoint that is on its way into ``checkpoint.bucket``."""
+    return _named(root, UPLOADING)
+
+
+def _named(root: Path, file: str) -> Path | None:
+    """The complete checkpoint that a text file in ``root`` names."""
+    with contextlib.suppress(OSError, InputError):
+        named = root / read_text(root / file, NAME_BYTES).strip()
+        if named.parent == root and iteration_of(named) is not None and is_complete(named):
+            return named
+    return None
 
 
 def candidates(root: Path) -> list[Path]:
@@ -195,8 +207,13 @@ def give_name(temporary: Path) -> Path:
 
 
 def recover(root: Path) -> list[Path]:
-    """Give checkpoints their names back that a killed commit has left without a successor: their paths."""
+    """Give checkpoints their names back that a killed commit has left without a successor: their paths.
+
+    What a killed start was uploading is not uploaded any more.
+    """
     found = []
+    with contextlib.suppress(OSError):
+        (root / UPLOADING).unlink(missing_ok=True)
     for left in sorted(root.glob(f"*{REPLACED}*")) if root.is_dir() else []:
         folder = left.with_name(left.name.partition(REPLACED)[0])
         if not folder.exists() and (left / MANIFEST).is_file():
@@ -228,22 +245,29 @@ def _free(folder: Path, ending: str) -> Path:
     return next(path for one in endings if not os.path.lexists(path := folder.with_name(f"{folder.name}{one}")))
 
 
+def too_old(
+    order: Sequence[LineageCommit], keep: int, retain_interval: int | None, milestones: Sequence[int]
+) -> list[LineageCommit]:
+    """What retention does not keep of commits in the order of ``candidates``, see ``prune``."""
+    behind = [one for one in order if one.iteration <= order[0].iteration]
+    kept = {one.iteration for one in behind if retain_interval and one.iteration % retain_interval == 0}
+    return [one for one in behind[keep:] if one.iteration not in kept.union(milestones)]
+
+
 def prune(root: Path, keep: int, retain_interval: int | None = None, milestones: Sequence[int] = ()) -> None:
     """Delete all but ``keep`` complete checkpoints: the latest always stays, then those it descends from.
 
     Later iterations, which the run has not come to again, stay and do not count, nor do ``milestones`` and those that
-    ``retain_interval`` divides. What the latest does not descend from goes only when every byte of the latest was read
-    and is good. What the disk does not let go of stays for the next time: a checkpoint that was committed has not
-    failed for that.
+    ``retain_interval`` divides, nor the one that is on its way into a bucket.
+    What the latest does not descend from goes only when every byte of the latest was read and is good. What the disk
+    does not let go of stays for the next time: a checkpoint that was committed has not failed for that.
     """
     found = {one.path: one for one in commits(root)}
-    order = candidates(root)
+    order = [found[path] for path in candidates(root)]
     if not order:
         return
-    last = found[order[0]]
-    behind = [found[path] for path in order if found[path].iteration <= last.iteration]
-    kept = {one.iteration for one in behind if retain_interval and one.iteration % retain_interval == 0}
-    doomed = [one for one in behind[keep:] if one.iteration not in kept.union(milestones)]
+    last, taken = order[0], uploading(root)
+    doomed = [one for one in too_old(order, keep, retain_interval, milestones) if one.path != taken]
     replaced = sorted(root.glob(f"*{REPLACED}*"))
     strangers = [one for one in doomed if last.lineage.number and not last.descends_from(one)]
     if (strangers or replaced) and damages(last.path, "hashes"):

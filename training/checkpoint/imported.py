@@ -5,6 +5,7 @@ from pathlib import Path
 
 from data.config import DataConfig
 from data.sources import inputs_of, named
+from program.buckets.names import is_url
 from program.errors import UserError
 from training.checkpoint.folders import candidates, checkpoints, find
 from training.checkpoint.format.manifest import DamagedError
@@ -52,7 +53,8 @@ def refuse_stand_in(config: RunConfig, whose: str) -> None:
 def _starts(config: RunConfig) -> list[Path]:
     """The checkpoints that a start would take, the best first."""
     own = candidates(checkpoints(Path(config.run_dir or "runs/run")))
-    return own or (find(config.checkpoint.load) if config.checkpoint.load is not None else [])
+    load = config.checkpoint.load
+    return own or (find(load) if load is not None and not is_url(load) else [])
 
 
 def _reads_raw_text(data: DataConfig) -> bool:

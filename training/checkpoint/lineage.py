@@ -52,14 +52,21 @@ class CommitOrigin:
 
 
 def read_commit(path: Path, iteration: int) -> LineageCommit:
-    """What ``path`` says of itself; a manifest that cannot be read says nothing. Raises OSError where it is gone.
-
-    Its list of files is not checked: it is long where thousands of ranks wrote, and the load checks it.
-    """
+    """What ``path`` says of itself; a manifest that cannot be read says nothing. Raises OSError where it is gone."""
     time_ns = (path / MANIFEST).stat().st_mtime_ns
+    try:
+        data = read_bytes(path / MANIFEST, JSON_BYTES)
+    except InputError:
+        data = b""
+    return commit_of(data, path, iteration, time_ns)
+
+
+def commit_of(manifest: bytes, path: Path, iteration: int, time_ns: int) -> LineageCommit:
+    """What a manifest says. Its list of files is not checked: it is long where thousands of ranks wrote, and the load
+    checks it."""
     own, about = "", CommitOrigin()
     try:
-        values = json_value(read_bytes(path / MANIFEST, JSON_BYTES), path / MANIFEST)
+        values = json_value(manifest, path / MANIFEST)
         origin = {key: values["about"][key] for key in ("iteration", "lineage") if key in values["about"]}
         found, problems = structured(origin, CommitOrigin)
         if not problems and isinstance(values["hash"], str):

@@ -11,7 +11,7 @@ from program.schema import JSON, structured
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.schedule_entry import kept_schedule
-from training.checkpoint.start import first_candidate
+from training.checkpoint.start import first_of_all
 from training.checkpoint.state import State, read_state
 from training.config.checkpoint_config import CheckpointConfig
 from training.config.run_config import RunConfig
@@ -51,17 +51,18 @@ def position(root: Path, config: CheckpointConfig, iteration: int | None = None)
     """How far the run has come that a start now would continue; None where it continues none.
 
     iteration: that this very run has saved a moment ago, on whichever node. Only reads, so any rank may ask before it
-    holds the run's folder. Raises UserError where ``config.load`` leads nowhere.
+    holds the run's folder. Raises UserError where ``config.load`` leads nowhere, and where the server of
+    ``config.bucket`` does not answer.
     """
     if iteration is not None:
         return _of(_seen(root / folders.name_of(iteration)))
-    path = first_candidate(root, config)
-    if path is None:
-        return None
-    with contextlib.suppress(OSError, DamagedError, UserError):  # the start says so, and takes an older one
-        return _of(read_state(path))
-    reached = folders.iteration_of(path) or 0
-    return RunPosition(iteration=reached, samples=0, tokens=0) if reached else None
+    with first_of_all(root, config) as path:
+        if path is None:
+            return None
+        with contextlib.suppress(OSError, DamagedError, UserError):  # the start says so, and takes an older one
+            return _of(read_state(path))
+        reached = folders.iteration_of(path) or 0
+        return RunPosition(iteration=reached, samples=0, tokens=0) if reached else None
 
 
 def _seen(path: Path) -> State:

@@ -1,10 +1,15 @@
 """Which checkpoints a start may continue from, and in which order. One process looks."""
 
-from collections.abc import Sequence
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from program.buckets import names
+from program.errors import UserError
 from training.checkpoint import folders
+from training.checkpoint.bucket import stored
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.lineage import LineageCommit, in_order
 from training.config.checkpoint_config import CheckpointConfig
@@ -56,6 +61,41 @@ def find_start(root: Path, config: CheckpointConfig, refused: Sequence[Path] = (
     if named is not None and named != found[0] and named not in refused:
         notes.append(f"latest names {named.name}{_why_not(commits.get(named), commits[found[0]])}")
     return Start(own=True, candidates=found, lost=lost, notes=notes)
+
+
+@contextlib.contextmanager
+def first_of_all(root: Path, config: CheckpointConfig) -> Iterator[Path | None]:
+    """``first_candidate``, of the bucket as well: there a temporary folder with its small files. Raises UserError, too,
+    where the server does not answer."""
+    with tempfile.TemporaryDirectory(prefix="triplane-first-") as scratch:
+        found = in_bucket(root, config)
+        if not found and (names.is_url(config.load or "") and not config.finetune and not folders.complete(root)):
+            found = stored.find(config.load or "", "checkpoint.load")
+        if not found:
+            yield first_candidate(root, config)
+            return
+        folder = Path(scratch) / found[0].name.partition("-")[0]
+        folder.mkdir()
+        try:
+            stored.fetched(found[0], folder, stored.small_files(found[0]))
+        except OSError as error:
+            raise UserError(stored.said(error, "checkpoint.bucket")) from None
+        yield folder
+
+
+def in_bucket(root: Path, config: CheckpointConfig) -> list[stored.StoredCheckpoint]:
+    """What a start would fetch from ``config.bucket``, the best first. Raises UserError where the server does not
+    answer."""
+    try:
+        return [] if config.bucket is None else stored.newer(root, config.bucket)
+    except OSError as error:
+        raise UserError(stored.said(error, "checkpoint.bucket")) from None
+
+
+def has_own(root: Path, config: CheckpointConfig) -> bool:
+    """Whether a run has checkpoints, here or in its bucket, so that ``config.load`` does not count. Raises UserError as
+    ``in_bucket``."""
+    return bool(folders.complete(root) or in_bucket(root, config))
 
 
 def first_candidate(root: Path, config: CheckpointConfig) -> Path | None:

@@ -42,7 +42,7 @@ RARE = {
     "offload_modules",
     "eval": "task_folder interval limit num_fewshot full_pass by_source",
     "checkpoint": "no_load_optim no_load_rng override_opt_param_scheduler save_retain_interval "
-    "use_checkpoint_opt_param_scheduler verify",
+    "use_checkpoint_opt_param_scheduler verify bucket_keep",
     "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus names "
     "log_params_norm log_num_zeros_in_grad layer_stats_interval ranks report",
     "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour replica_check_interval watch_interval",

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from program.buckets import names
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class CheckpointConfig:
@@ -28,7 +30,16 @@ class CheckpointConfig:
     --async-save). Off: training waits for the disk."""
 
     load: str | None = None
-    """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet."""
+    """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet; or the URL of one in a
+    bucket, which is fetched into RUN_DIR/fetched."""
+
+    bucket: str | None = None
+    """s3://BUCKET/PREFIX, this run's alone, into which every committed checkpoint is copied, while training goes on
+    (without async_save training waits for it). A start fetches from there what is newer than run_dir's: on another
+    cluster, after a lost disk. Credentials come from the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID, ...)."""
+
+    bucket_keep: int | None = None
+    """Newest checkpoints to keep in the bucket. None: as `keep`."""
 
     convert: bool = False
     """Convert a `load` that is another program's (Megatron's, a Hugging Face, PyTorch DCP or DeepSpeed folder) into
@@ -60,6 +71,7 @@ class CheckpointConfig:
             found.append(f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}.")
         if self.keep < 1:
             found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
+        found += self._bucket_problems()
         if self.save_retain_interval is not None and self.save_retain_interval < 1:
             found.append(f"checkpoint.save_retain_interval must be 1 or more, found {self.save_retain_interval}.")
         if self.load is None and self.convert:
@@ -71,4 +83,18 @@ class CheckpointConfig:
                 "checkpoint.override_opt_param_scheduler takes this configuration's schedule, "
                 "checkpoint.use_checkpoint_opt_param_scheduler the checkpoint's. Set one of them."
             )
+        return found
+
+    def _bucket_problems(self) -> list[str]:
+        found = []
+        if self.bucket is not None and (names.scheme(self.bucket) == "hf" or not names.is_url(self.bucket)):
+            found.append(f"checkpoint.bucket must be s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, found {self.bucket!r}.")
+        elif self.bucket is not None and (text := names.problem(self.bucket)):
+            found.append(f"checkpoint.bucket: {text}")
+        if self.bucket_keep is not None and self.bucket_keep < 1:
+            found.append(f"checkpoint.bucket_keep must be 1 or more, found {self.bucket_keep}.")
+        if self.bucket_keep is not None and self.bucket is None:
+            found.append("checkpoint.bucket_keep says what to keep in checkpoint.bucket, which is not set.")
+        if self.load is not None and names.is_url(self.load) and (text := names.problem(self.load)):
+            found.append(f"checkpoint.load: {text}")
         return found

@@ -104,6 +104,8 @@ METRICS: dict[str, Metric] = dict([
     _metric("host_memory_available_gib", "GiB", "min", "memory that the fullest node can still give (MemAvailable, or its cgroup's limit)", otel="system.memory.linux.available"),
     _metric("data_wait_s", "s", "max", "how long the slowest rank waited for data since the last line"),
     _metric("checkpoint_stall_s", "s", "sum", "how long training stood still for saves since the last line", counter="increments"),
+    _metric("bucket_age_s", "s", "max", "since a checkpoint came whole into `checkpoint.bucket`, or, before the first one, since this start began"),
+    _metric("bucket_sent_gib", "GiB", "sum", "sent into it by all nodes since the last line", counter="increments"),
     _metric("exposed_communication", "", "mean", "share of a step in collectives that nothing overlaps, of the ranks whose timeline is measured, every `profile.timeline_interval` iterations"),
     _metric("pipeline_bubble", "", "mean", "share of the time from a step's first pass to its last in which a pipeline's ranks are in none; measured as the former"),
     _metric("param_norm", "", "last", "L2 norm of all weights, in fp32, before the update; with `log.log_params_norm`", "params-norm"),

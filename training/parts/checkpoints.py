@@ -1,12 +1,15 @@
 """What saves a run, and what goes into its checkpoints beside the model."""
 
 import dataclasses
+import secrets
 from collections.abc import Mapping
 
 from data.order_begin import stream_keys
 from training.batches import BatchStream
 from training.checkpoint import optimizer_state, order_entry, stream_position
 from training.checkpoint.account import UpdateCount
+from training.checkpoint.bucket.callback import BucketCallback
+from training.checkpoint.bucket.uploading import UploadOrder
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.state import JSON, step_of
@@ -56,3 +59,16 @@ def build_saves(
         before_save=before_save,
         note=run.note,
     )
+
+
+def build_bucket(run: TrainingRun) -> list[BucketCallback]:
+    """What copies checkpoints into ``checkpoint.bucket``. It comes behind what saves them."""
+    flags = run.config.checkpoint
+    if flags.bucket is None:
+        return []
+    order = UploadOrder(
+        root=str(checkpoints(run.run_dir).absolute()), url=flags.bucket,
+        attempt=run.lock.attempt if run.lock else secrets.token_hex(4), keep=flags.bucket_keep or flags.keep,
+        retain_interval=flags.save_retain_interval, milestones=run.config.begin.ends if run.config.begin else (),
+    )  # fmt: skip
+    return [BucketCallback(order, run.ranks, waits=not flags.async_save, beat=run.heartbeat.beat, note=run.note)]

@@ -20,7 +20,7 @@ from training.metrics.log_disk import LogDisk
 from training.metrics.meters import Meter
 from training.metrics.recorder import Recorder
 from training.parts.attention_backend import AttentionBackend
-from training.parts.checkpoints import build_saves, build_updates
+from training.parts.checkpoints import build_bucket, build_saves, build_updates
 from training.parts.evaluation import build_samples, build_tasks, build_validation
 from training.parts.manual_gc import ManualGC
 from training.parts.measuring import build_profile, build_recorder, build_shadow, build_stats
@@ -95,6 +95,7 @@ def build_companions(
         updates,
         SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),
         saves,
+        *build_bucket(run),
         SaveInterval(config.fault, ranks.identity.world_size, lambda: saves.stalled_s, ranks.say),
         StopCallback(run.stop, ranks.say),
     ]

@@ -4,13 +4,14 @@
     death                   of a start that left no end, by the next start: its verdict, and when it was last alive
     begin, first_step       training begins at an iteration, in a layout; its first step is done
     save, commit            training stood still for a checkpoint; the checkpoint is complete
+    uploaded                it is in checkpoint.bucket, too
     evaluation              and how many seconds it took
     stage                   one begins: its number and name, in words ([[stage]])
     branched                from which checkpoint of another run, in words (train.decay_from)
     samples_skipped         which samples of the order, in words (data.samples_to_skip)
     stop                    the loop has ended: done, stage, exit_interval or requested
     compiled                the first step's compilation, in words (train.compile)
-    spike, nonfinite, replayed, skipped, straggler, slow, memory_growth, recompiled, save_failed, ...
+    spike, nonfinite, replayed, skipped, straggler, slow, memory_growth, recompiled, save_failed, upload_failed, ...
                             what was found wrong, in words: "text"
 
 Each has ``time_s`` (Unix seconds), ``event``, ``iteration`` where it belongs to one, ``attempt`` (the start's name),

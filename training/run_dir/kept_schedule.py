@@ -11,9 +11,10 @@ from pathlib import Path
 from program.errors import SharedMistake, UserError
 from program.schema import JSON, structured
 from program.untrusted import InputError, read_toml
-from training.checkpoint.folders import candidates, checkpoints, find
+from training.checkpoint.folders import checkpoints
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.schedule_entry import kept_schedule
+from training.checkpoint.start import first_of_all, has_own
 from training.checkpoint.state import read_state
 from training.config.checkpoint_config import CheckpointConfig
 from training.config.lr_schedule import Schedule
@@ -76,18 +77,19 @@ def continued(folder: Path, entries: Mapping[str, JSON]) -> Schedule | None:
 
 def planned(config: RunConfig) -> tuple[Schedule, str]:
     """``chosen`` for the checkpoint that a start would take now."""
-    own = candidates(checkpoints(Path(config.run_dir or "runs/run")))
-    flags = config.checkpoint
-    with contextlib.suppress(UserError, DamagedError, OSError):  # the start says so, or takes an older one
-        if own:
-            state, begin = read_state(own[0]), config.begin
+    root, flags = checkpoints(Path(config.run_dir or "runs/run")), config.checkpoint
+    with (
+        contextlib.suppress(UserError, DamagedError, OSError),  # the start says so, or takes an older one
+        first_of_all(root, flags) as folder,
+    ):
+        if folder is not None:
+            state, begin = read_state(folder), config.begin
+            if not has_own(root, flags):
+                kept = continued(folder, state.entries) if continues(flags) else None
+                return chosen(config, kept, state.progress.consumed_samples if continues(flags) else None)
             if begin is not None and 0 < begin.curve_iteration >= state.progress.iteration:  # it is yet to begin
                 return chosen(config, None)
-            return chosen(config, continued(own[0], state.entries))
-        if flags.load is not None and continues(flags):
-            folder = find(flags.load)[0]
-            state = read_state(folder)
-            return chosen(config, continued(folder, state.entries), state.progress.consumed_samples)
+            return chosen(config, continued(folder, state.entries))
     return chosen(config, None)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from program.number_ranges import listed, read_ranges
 from training import checkpoint
 from training.checkpoint import order_entry, stage_entry
 from training.checkpoint.agreement import on_first_rank
+from training.checkpoint.bucket.fetching import with_fetched
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.imported import IMPORTED, kept
 from training.checkpoint.restoring import Restored
@@ -59,10 +60,14 @@ class Begun:
     """In that order, and in those before."""
 
 
-def restore(parts: RankParts, prepared: Prepared, run_dir: Path) -> Begun:
-    """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights; say which."""
+def restore(parts: RankParts, prepared: Prepared, run_dir: Path, beat: Callable[[], None] = lambda: None) -> Begun:
+    """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights; say which.
+
+    beat: called every second while one is fetched from a bucket.
+    """
     began_s, config, ranks = time.monotonic(), parts.config, parts.ranks
-    restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, parts.chunks, parts.optimizer, ranks)
+    flags = with_fetched(run_dir, config.checkpoint, ranks, beat)
+    restored = checkpoint.restore(checkpoints(run_dir), flags, parts.chunks, parts.optimizer, ranks)
     if restored is None:
         schedule, said = kept_schedule.chosen(config, None)
         ranks.say(f"starting from initial weights (seed {config.train.seed})")
@@ -198,6 +203,8 @@ def checkpoint_contents(
         checkpoint=dataclasses.replace(
             config.checkpoint,
             load=None,
+            bucket=None,  # this run's alone
+            bucket_keep=None,
             finetune=False,
             no_load_optim=False,
             no_load_rng=False,

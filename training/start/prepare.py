@@ -16,9 +16,12 @@ from data.token_source import TokenSource
 from data.transformed import unchanged
 from models.resolve import resolve
 from parallel.launch import Identity
+from program.buckets.names import is_url
 from program.errors import UserError
-from training.checkpoint.folders import checkpoints, complete, find
+from training.checkpoint.bucket import stored
+from training.checkpoint.folders import checkpoints, find
 from training.checkpoint.imported import check_tokenizer
+from training.checkpoint.start import has_own
 from training.config.run_config import RunConfig
 from training.config.schedules import batch_schedule
 from training.config.stage_lengths import Stage
@@ -37,8 +40,9 @@ def prepare(config: RunConfig, identity: Identity | None, label: str = "") -> Pr
     for missing, damaged or empty inputs, those of eval.validation_sets included; for a split too small for one sample;
     for a tokenizer larger than model.vocab_size or without a token of FIM; and for a data.transform that is none.
     """
-    if config.checkpoint.load is not None and not complete(checkpoints(Path(config.run_dir or "runs/run"))):
-        find(config.checkpoint.load)
+    load = config.checkpoint.load
+    if load is not None and not has_own(checkpoints(Path(config.run_dir or "runs/run")), config.checkpoint):
+        stored.find(load, "checkpoint.load") if is_url(load) else find(load)
     check_tokenizer(config)
     speaks = identity is None or identity.local_rank == 0
     say: Console = (lambda text: print(label + text, flush=True)) if speaks else lambda _: None

@@ -1,11 +1,11 @@
 """Measure saving, loading and converting checkpoints, and write docs/benchmarks/checkpoint.json.
 
-    python -m tests.benchmarks checkpoint [--subjects rounds convert scale worker] [--folder FOLDER]
+    python -m tests.benchmarks checkpoint [--subjects rounds convert scale bucket worker] [--folder FOLDER]
 
 FOLDER lies on the disk to measure; about 4 times --gigabytes are needed there. Ratios are of medians of one run, whose
 sides (ours.py; megatron.py, megatron-core's; disk.py, dd and a cold sequential read) are taken in turns (rounds.py), so
 that what slows the machine down slows both. trainer.py has the model, conversion.py tools.convert against dd, scale.py
-the tables of checkpoints of thousands of ranks.
+the tables of checkpoints of thousands of ranks, bucket.py an upload against plain copies to the same server.
 """
 
 import os
@@ -22,11 +22,12 @@ from parallel import launch, local_ranks, output
 from parallel.layout import Layout
 from program.flags import parse_flags
 from program.untrusted import read_json
-from tests.benchmarks.checkpoint import conversion, scale
+from tests.benchmarks.checkpoint import bucket, conversion, scale
+from tests.benchmarks.checkpoint.goals import ratio
 from tests.benchmarks.circumstances import ROOT, circumstances, earlier, keep
 from tools.shared.written import check_place
 
-Subject = Literal["rounds", "convert", "scale", "worker"]
+Subject = Literal["rounds", "convert", "scale", "bucket", "worker"]
 VOCABULARY = 8192
 
 
@@ -34,12 +35,13 @@ VOCABULARY = 8192
 class CheckpointBenchmark:
     """Measure checkpoints on the CPU."""
 
-    subjects: tuple[Subject, ...] = ("rounds", "convert", "scale")
+    subjects: tuple[Subject, ...] = ("rounds", "convert", "scale", "bucket")
     """rounds: save and load against disk and megatron-core; convert: tools.convert against dd; scale: tables of 512 and
-    16,384 ranks; worker: memory of one worker for a 70B model (reads 141 GB of holes: minutes)."""
+    16,384 ranks; bucket: an upload against plain copies to the same server; worker: memory of one worker for a 70B
+    model (reads 141 GB of holes: minutes)."""
 
     gigabytes: float = 1.2
-    """Size of a checkpoint of rounds, and of the weights of convert."""
+    """Size of a checkpoint of rounds and bucket, and of the weights of convert."""
 
     nproc: tuple[int, ...] = (1, 2)
     """Data-parallel ranks of rounds, one run for each."""
@@ -84,6 +86,8 @@ def measure(subject: Subject, job: CheckpointBenchmark, folder: Path) -> list[di
         return [medians(nproc, job.rounds, size, folder) for nproc in job.nproc]
     if subject == "convert":
         return [conversion.against_dd(_llama(size // 2), folder, job.rounds)]
+    if subject == "bucket":
+        return [bucket.against_copies(size, folder, job.rounds)]
     if subject == "worker":
         return [conversion.worker_memory("llama3_70b", folder)]
     return [
@@ -149,7 +153,10 @@ def _llama(parameters: int) -> GPTShape:
 
 def table(subject: Subject, measured: list[dict[str, Any]]) -> list[str]:
     """The numbers as lines, each with its goal."""
-    writers = {"rounds": _rounds_table, "convert": _convert_table, "scale": _scale_table, "worker": _worker_table}
+    writers = {
+        "rounds": _rounds_table, "convert": _convert_table, "scale": _scale_table, "bucket": bucket.table,
+        "worker": _worker_table,
+    }  # fmt: skip
     return [line for row in measured for line in writers[subject](row)]
 
 
@@ -214,9 +221,3 @@ def _worker_table(row: dict[str, Any]) -> list[str]:
         f"{row['shape']}: {row['bytes'] / 1e9:,.0f} GB by one worker in {row['seconds']:,.0f} s",
         ratio("peak memory, GB", row["peak_anonymous_bytes"] / 1e9, 8.0, most=True),
     ]
-
-
-def ratio(name: str, value: float, goal: float, *, most: bool = False) -> str:
-    """A line with its goal: at least it, or with ``most`` at most."""
-    met = value <= goal if most else value >= goal
-    return f"  {name:42} {value:8.3f}   goal {'<=' if most else '>='} {goal:.2f}: {'met' if met else 'MISSED'}"

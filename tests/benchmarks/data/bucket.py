@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-import buckets
 from data import shards
 from data.bucket_shards import FOLDER
 from data.config import DataConfig
@@ -18,6 +17,7 @@ from data.source import build_source
 from program.buckets import client, transfer
 from tests.benchmarks.data.loading import SAMPLES, SEQ_LENGTH, corpus
 from tests.benchmarks.data.table import MeasuredRow
+from tests.support import buckets
 
 ROUNDS = 7
 URL = f"s3://{buckets.BUCKET}/corpus"

@@ -110,7 +110,7 @@ class BackgroundWriter:
         self.is_pinned = False
         self._copy: HostCopy | None = None
         self._unsent: list[Write | Commit] = []
-        with _out_of_earshot():
+        with out_of_earshot():
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -251,7 +251,7 @@ class BackgroundWriter:
 
 
 @contextlib.contextmanager
-def _out_of_earshot() -> Iterator[None]:
+def out_of_earshot() -> Iterator[None]:
     """Processes started within never hear ``NOT_FOR_US``, not even before they have said so themselves."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_US)
     try:

@@ -45,8 +45,7 @@ def damages(folder: Path, depth: Depth, share: tuple[int, int] = (0, 1)) -> list
     except DamagedError as error:
         return [Damage(MANIFEST, str(error), not error.by_system)]
     found = []
-    part, parts = share
-    for name in _by_size(manifest)[part::parts]:
+    for name in share_of(manifest, share):
         found += _file(folder, name, manifest, depth)
     if not found and INDEX in manifest.files:
         found += _index(folder, manifest, share)
@@ -90,9 +89,10 @@ def _misplaced(index: CheckpointIndex, key: str, sizes: Mapping[str, int]) -> st
     return None
 
 
-def _by_size(manifest: CheckpointManifest) -> Sequence[str]:
-    """The largest first, so that shares are even."""
-    return sorted(manifest.files, key=lambda name: (-manifest.files[name].bytes, name))
+def share_of(manifest: CheckpointManifest, share: tuple[int, int]) -> Sequence[str]:
+    """Every n-th file from the k-th on, the largest first, so that shares are even."""
+    part, parts = share
+    return sorted(manifest.files, key=lambda name: (-manifest.files[name].bytes, name))[part::parts]
 
 
 def _file(folder: Path, name: str, manifest: CheckpointManifest, depth: Depth) -> list[Damage]:

@@ -1,0 +1,182 @@
+"""A bucket on a real server behind a proxy that fails as it is asked to, and what is in it, seen by processes of their
+own: the campaign's own one, which forks all others, never opens a connection."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from program.buckets import client
+from tests.support import buckets
+from tests.support.buckets import BUCKET, Failure, Request, Server
+from training.checkpoint import folders
+from training.checkpoint.bucket import process, stored
+from training.checkpoint.bucket.uploading import UploadOrder
+from training.checkpoint.format.verify import damages
+from training.checkpoint.lineage import read_commit
+
+FAILURES: tuple[Failure, ...] = get_args(Failure)
+LIMIT_S = 90.0
+
+
+@dataclass(kw_only=True, frozen=True)
+class BucketScene:
+    """Where the bucket is, and which requests fail."""
+
+    scratch: Path
+    server: Server
+    """The proxy."""
+
+    @property
+    def rule(self) -> Path:
+        """A file for the proxy: a failure and the share of requests that it meets; or nothing."""
+        return self.scratch / "rule"
+
+    def fail(self, failure: str = "", share: float = 0.0) -> None:
+        """From the next request on."""
+        written = self.rule.with_suffix(".new")
+        written.write_text(f"{failure} {share}")
+        written.replace(self.rule)
+
+    def url(self, name: str) -> str:
+        """A run's prefix."""
+        return f"s3://{BUCKET}/{name}"
+
+
+@contextlib.contextmanager
+def scene(scratch: Path) -> Iterator[BucketScene]:
+    """SeaweedFS and the proxy, each in a process of its own."""
+    with buckets.seaweed(scratch / "seaweed") as server:
+        endpoint = scratch / "endpoint"
+        pid = forked(lambda: _proxy(server, scratch / "rule", endpoint), scratch / "proxy.log")
+        try:
+            while not endpoint.exists():
+                time.sleep(0.05)
+            found = BucketScene(scratch=scratch, server=Server(endpoint.read_text(), pid))
+            found.fail()
+            os.environ |= found.server.environment | {client.PATIENCE: "2"}
+            yield found
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _proxy(server: Server, rule: Path, endpoint: Path) -> int:
+    draw = random.Random(1)
+
+    def judged(_: Request) -> Failure | None:
+        failure, share = rule.read_text().split(" ")
+        return next((one for one in FAILURES if one == failure and draw.random() < float(share)), None)
+
+    with buckets.proxied(server, judged) as (before, _):
+        written = endpoint.with_suffix(".new")
+        written.write_text(before.endpoint)
+        written.replace(endpoint)
+        signal.pause()
+    return 0
+
+
+def forked(act: Callable[[], int], log: Path, stdin: int | None = None) -> int:
+    """``act`` in a process of its own, whose stdout is ``log``: its pid."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        client.ATTEMPTS, client.FIRST_WAIT_S, client.PART_BYTES = 1, 0.05, 5 << 20
+        file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin, 0)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        for number in process.NOT_FOR_US:
+            signal.signal(number, signal.SIG_DFL)
+        code = act()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def uploader(order: UploadOrder, log: Path) -> tuple[int, int]:
+    """The program beside a node's first rank, asked to say when the newest is there: its pid, and its stdin."""
+    read, write = os.pipe()
+
+    def run() -> int:
+        os.close(write)
+        sys.argv = ["process", json.dumps({name: getattr(order, name) for name in order.__slots__})]
+        return process.main()
+
+    pid = forked(run, log, read)
+    os.close(read)
+    os.write(write, b"look\n")
+    return pid, write
+
+
+def asked(scratch: Path, question: Callable[[], Any]) -> Any:
+    """What a process of its own answers, in JSON."""
+    answer = scratch / "answer.json"
+    answer.unlink(missing_ok=True)
+
+    def act() -> int:
+        answer.write_text(json.dumps(question()))
+        return 0
+
+    pid = forked(act, scratch / "asked.log")
+    _, status = os.waitpid(pid, 0)
+    if status or not answer.exists():
+        raise RuntimeError((scratch / "asked.log").read_text()[-2000:])
+    return json.loads(answer.read_text())
+
+
+@dataclass(kw_only=True, frozen=True)
+class BucketContents:
+    """What is in the bucket."""
+
+    newest: int
+    """The iteration that a start would go on from; 0: none."""
+    complete: list[str]
+    """Names of folders with a manifest."""
+    incomplete: list[str]
+    files: dict[str, int]
+    """How many objects each folder has."""
+    damaged: list[str]
+    """What is wrong with complete ones, which are downloaded."""
+
+
+def contents(url: str, scratch: Path) -> BucketContents:
+    """Seen by a process of its own."""
+
+    def look() -> dict[str, Any]:
+        found = stored.stored(stored.root_of(url))
+        damaged = []
+        for one in found:
+            if one.is_complete:
+                folder = scratch / "seen"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                stored.fetched(one, folder, one.files)
+                damaged += [f"{one.name}: {damage.text}" for damage in damages(folder, "hashes")]
+        newest = stored.newer(None, url)
+        return {
+            "newest": newest[0].iteration if newest else 0, "damaged": damaged,
+            "complete": [one.name for one in found if one.is_complete],
+            "incomplete": [one.name for one in found if not one.is_complete],
+            "files": {one.name: len(one.files) for one in found},
+        }  # fmt: skip
+
+    return BucketContents(**asked(scratch, look))
+
+
+def stored_name(path: Path) -> str:
+    """Of a local checkpoint's folder in the bucket."""
+    return stored.name_of(read_commit(path, folders.iteration_of(path) or 0))
