@@ -98,11 +98,12 @@ def forked(act: Callable[[], int], log: Path, stdin: int | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin, 0)
         os.dup2(file, 1)
         os.dup2(file, 2)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  (pytest has another one)
         for number in process.NOT_FOR_US:
             signal.signal(number, signal.SIG_DFL)
         code = act()
     except BaseException:
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
 

@@ -55,7 +55,7 @@ class BucketView(NamedTuple):
     lacking: list[LineageCommit]
     """The run's own, to be uploaded in this order."""
     removable: list[StoredCheckpoint]
-    """What retention does not keep, and what killed uploads have left."""
+    """Once nothing is lacking: what retention does not keep, and what killed uploads have left."""
 
 
 def claim(url: str, attempt: str) -> None:
@@ -79,7 +79,7 @@ def look(order: UploadOrder) -> BucketView:
     old, first = folders.too_old(own, *rule), own[0]
     ours = [one for one in own if one not in old and one.hash and (one is first or first.descends_from(one))]
     lacking = [one for one in ours if one.hash not in there]
-    removable = [one for one in found if not one.is_complete and one.name not in map(stored.name_of, own)]
+    removable = [one for one in found if not one.is_complete]
     if first.hash in there:
         last = there[first.hash][0]
         doomed = folders.too_old(in_order([commit for commit, _ in there.values()], last), *rule)
