@@ -103,7 +103,7 @@ def forked(act: Callable[[], int], log: Path, stdin: int | None = None) -> int:
             signal.signal(number, signal.SIG_DFL)
         code = act()
     except BaseException:
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
 

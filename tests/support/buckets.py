@@ -48,7 +48,7 @@ class Server:
 
 def free_port() -> int:
     """One that nothing listens to, below those that the kernel gives away: gRPC's is 10,000 more."""
-    for port in range(20_000 + os.getpid() % 5_000, 30_000):
+    for port in range(20_000 + os.getpid() * 397 % 9_000, 30_000):  # processes that start together are far apart
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
             one.bind(("127.0.0.1", port))
             two.bind(("127.0.0.1", port + 10_000))
