@@ -75,8 +75,10 @@ def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], 
     parts = [(scratch / f"worker-{number}", sorted(by_chain)[number::AT_ONCE]) for number in range(AT_ONCE)]
     pids = [forked(partial(work, *part), scratch / f"{part[0].name}.log") for part in parts if part[1]]
     for pid in pids:
-        if program.finish(pid):
-            raise RuntimeError("\n".join(path.read_text()[-2000:] for path in scratch.glob("worker-*.log")))
+        if code := program.finish(pid):
+            raise RuntimeError(
+                f"{code}\n" + "\n".join(path.read_text()[-2000:] for path in scratch.glob("worker-*.log"))
+            )
 
 
 def _is_run(chain: int) -> bool:
