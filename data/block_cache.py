@@ -34,8 +34,9 @@ EVICT_EVERY = 64
 LEFT = 0.9
 """Of the limit, where blocks had to go."""
 HASH_BYTES = 8
-MOST_MAPPED = 16_384
-"""Blocks mapped by a process; Linux allows 65,530 mappings of a process (vm.max_map_count)."""
+MOST_MAPPED = 4096
+"""Blocks mapped by a process, which take room on the disk even when they have been removed; Linux allows 65,530
+mappings of a process (vm.max_map_count)."""
 
 
 class BlockCache:
@@ -154,7 +155,7 @@ class CachedObject:
         with self._lock:
             coming = self._coming.pop(number, None)
         if coming is not None:
-            coming.result()
+            coming.exception()  # waits; what failed then may pass now, and is said below if it does not
         while True:
             self._bring(number)
             try:

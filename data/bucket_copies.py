@@ -61,14 +61,22 @@ class BlockTokens:
         self._blocks.ask_for(start * self.dtype.itemsize, stop * self.dtype.itemsize)
 
 
-def tokens_of(path: Path, dtype: np.dtype, cache: BlockCache | None) -> BlockTokens | None:
+def stands_for(path: Path) -> ObjectFacts:
+    """The object that a copy stands for, now: what is read later is of that one. Raises UserError where it has no mark,
+    as while another start brings it anew."""
+    found = marked(path)
+    if found is None:
+        raise UserError(f"data: {path} is being fetched by another start. Start again.")
+    return found
+
+
+def tokens_of(path: Path, dtype: np.dtype, cache: BlockCache | None, of: ObjectFacts | None) -> BlockTokens | None:
     """What reads the ids of a `.bin` that stands for an object; None for a file of its own.
 
     Raises UserError where it is to be read without a cache: what is on the disk is a hole.
     """
-    found = marked(path)
-    if found is None:
-        return None
-    if cache is None:
+    if cache is not None and of is not None:
+        return BlockTokens(CachedObject(cache, of), dtype)
+    if found := marked(path):
         raise UserError(f"{path} stands for {found.url}, of which it holds the ends alone. Copy that object to a disk.")
-    return BlockTokens(CachedObject(cache, found), dtype)
+    return None

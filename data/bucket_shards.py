@@ -6,6 +6,8 @@ it works on them as it is. `.X.bin.object` beside it says which object it stands
 reads through the cache of blocks (data/block_cache.py).
 """
 
+import contextlib
+import fcntl
 import glob
 import os
 import re
@@ -14,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from data.bucket_copies import mark, mark_path, marked
+from data.inputs import check_complete
 from data.shards import FINGERPRINT_BYTES
 from program.buckets import client, names, transfer
 from program.buckets.client import ObjectFacts
@@ -41,7 +44,9 @@ def bring(url: str, cache: Path) -> list[str]:
             return _others(url, found)
         _bring_all([one for some in shards.values() for one in some], cache)
         if is_glob:
-            return [str(local(one, cache)) for one in shards]
+            full = [local(one, cache) for one in shards if not one.endswith(".empty")]
+            check_complete(local(one, cache).with_name(names.last(one).removesuffix(".empty")) for one in shards)
+            return [*map(str, full), *(one.url for one in found if stem(one.url) == one.url)]
         _remove_gone(url, found, cache)
         return [str(local(stem(url), cache))]
     except OSError as error:
@@ -106,10 +111,15 @@ def _others(url: str, found: list[ObjectFacts]) -> list[str]:
 
 
 def _bring_all(found: list[ObjectFacts], cache: Path) -> None:
-    missing = [one for one in found if marked(local(one.url, cache)) != one]
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        for done in [pool.submit(_bring, one, local(one.url, cache)) for one in missing]:
-            done.result()
+    """By one process of a machine at a time: one that came a moment later must not take from another what it opens."""
+    (cache / FOLDER).mkdir(parents=True, exist_ok=True)
+    with (cache / FOLDER / "bring.lock").open("ab") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = [one for one in found if marked(local(one.url, cache)) != one]
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            for done in [pool.submit(_bring, one, local(one.url, cache)) for one in missing]:
+                done.result()
 
 
 def _bring(of: ObjectFacts, path: Path) -> None:

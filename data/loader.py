@@ -3,7 +3,6 @@
 A thread reads ahead, into pinned memory where the tokens go to a GPU.
 """
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -26,8 +25,8 @@ class Reads(Protocol):
         """Tokens [n, s+1] int32 of global sample indices [n] int64."""
 
 
-AHEAD = 64
-"""Requests that are fetched ahead of their turn: a bucket needs as long to answer as some of them take to train on."""
+AHEAD = 512
+"""Samples that are fetched ahead of their turn, of each rank: at most as many blocks of 1 MiB of the cache."""
 
 
 class Ring:
@@ -70,7 +69,7 @@ class Prefetcher:
 
     Make it in the process that uses it: a thread does not survive a fork. `requests` is advanced `depth`
     requests ahead, in the caller's thread. With a `ring` of `depth` + 2 buffers, tokens lie in one of them, until
-    the second `next` after the one that returned them. A source that fetches ahead is asked for AHEAD requests
+    the second `next` after the one that returned them. A source that fetches ahead is asked for AHEAD samples
     before their turn; `requests` is advanced as far.
     """
 
@@ -114,7 +113,9 @@ class Prefetcher:
     def _next_request(self) -> np.ndarray | None:
         if not isinstance(self._source, FetchesAhead):
             return next(self._requests, None)
-        for request in itertools.islice(self._requests, AHEAD - len(self._fetching)):
+        while not self._fetching or sum(map(len, self._fetching)) < AHEAD:
+            if (request := next(self._requests, None)) is None:
+                break
             self._fetching.append(request)
             self._thread.submit(self._source.ask_for, request)  # what fails is said by the reading
         return self._fetching.popleft() if self._fetching else None
@@ -174,9 +175,10 @@ def to_batch(window: Tensor, device: torch.device, packing: Packing | None = Non
     A negative one, ~id, is read as `id` and has no loss. Without `packing` a sample is one text. With it, Megatron's
     meaning: get_ltor_masks_and_position_ids.
     """
+    is_whole = not bool((window < 0).any())  # on the host, so that a GPU has nothing more to do where nothing is masked
     window = window.to(device, non_blocking=True)
-    loss_mask = (window[:, 1:] >= 0).float()
-    window = window ^ (window >> 31)
+    counted = window[:, 1:] >= 0 if not is_whole else None
+    window = window if is_whole else window ^ (window >> 31)
     tokens, labels = window[:, :-1].long(), window[:, 1:].long()
     positions = torch.arange(tokens.shape[1], device=device)
     position_ids, starts = positions.expand_as(tokens).contiguous(), None
@@ -184,6 +186,7 @@ def to_batch(window: Tensor, device: torch.device, packing: Packing | None = Non
         begins = document_starts(window[:, :-1], packing.eod)
         starts = begins if packing.reset_attention else None
         position_ids = positions - begins if packing.reset_positions else position_ids
+    loss_mask = torch.ones_like(tokens, dtype=torch.float32) if counted is None else counted.float()
     if packing and packing.eod_mask_loss:
         loss_mask[tokens == packing.eod] = 0.0
     return Batch(

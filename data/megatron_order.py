@@ -115,6 +115,11 @@ def open_splits(
     """megatron-core's datasets of all splits, their index files found in the cache or made. Call it before process
     groups exist. Raises UserError for a blend that Megatron cannot have.
     """
+    if found := next((shard for shard in prepared.shards if shard.cache is not None), None):
+        raise UserError(
+            f'data.order = "megatron": megatron-core reads {found.prefix.name}.bin itself, which is in a bucket. Copy '
+            'the shards to a disk, or leave data.order at "exact".'
+        )
     blend = _blend(prepared)
     target = cache.root(config) / "megatron" / _key(prepared, config, seq_length, seed, plan)
 

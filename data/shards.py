@@ -73,6 +73,7 @@ class Shard:
             raise UserError(f"data: {error}") from None
         except OSError as error:
             raise UserError(f"data: {error.filename or prefix} cannot be read: {error.strerror}.") from None
+        self._stands_for = None if self.cache is None else bucket_copies.stands_for(bin_path(prefix))
         if (manifest := read_manifest(prefix)) is not None:
             self.manifest = manifest.without_blocks()
             self._check_manifest(self.manifest)
@@ -99,7 +100,7 @@ class Shard:
     def tokens(self) -> np.ndarray | BlockTokens:
         """All ids, [token_count] of `dtype`, read from disk or bucket as they are touched, by slices."""
         if self._tokens is None:
-            self._tokens = bucket_copies.tokens_of(bin_path(self.prefix), self.dtype, self.cache)
+            self._tokens = bucket_copies.tokens_of(bin_path(self.prefix), self.dtype, self.cache, self._stands_for)
         if self._tokens is None:
             with open_regular(bin_path(self.prefix)) as file:
                 if os.fstat(file.fileno()).st_size < self.token_count * self.dtype.itemsize:

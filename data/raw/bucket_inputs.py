@@ -49,4 +49,5 @@ def _is_of_shard(url: str, urls: set[str]) -> bool:
         if dot + ending == ".json"
         else [stem + OTHER_HALF.get(dot + ending, "?")]
     )
-    return any(one in urls for one in halves) or OURS.fullmatch(names.last(url)) is not None
+    is_json = dot + ending == ".json" and not url.endswith(".empty.json")  # may be documents, whatever it is called
+    return any(one in urls for one in halves) or (not is_json and OURS.fullmatch(names.last(url)) is not None)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import itertools
+import math
 import os
 import random
 import selectors
@@ -21,6 +22,8 @@ from program.errors import UserError
 PATIENCE = "TRIPLANE_BUCKET_PATIENCE_S"
 """In the environment: seconds for which an object is tried again, before an error is one."""
 PATIENCE_S = 120.0
+_has_answered = False
+"""Whether a server has, in this process: then one that cannot be reached is away for a moment, and no wrong address."""
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 20.0
 ATTEMPTS = 4
 """Of one request, by botocore, so that a part of an upload that fails does not take the others with it."""
@@ -50,12 +53,17 @@ def tried[T](url: str, what: str, act: Callable[[], T]) -> T:
 
     Raises OSError as `faults.fault` has it.
     """
-    deadline = time.monotonic() + float(os.environ.get(PATIENCE) or PATIENCE_S)
+    global _has_answered
+    deadline = math.inf
     for attempt in itertools.count():
         try:
-            return act()
+            found_there = act()
+            _has_answered = True
+            return found_there
         except Exception as error:
-            found = fault(error, url, what)
+            found = fault(error, url, what, _has_answered)
+            if not attempt:  # what went before was no failure, as the hours of a large upload
+                deadline = time.monotonic() + float(os.environ.get(PATIENCE) or PATIENCE_S)
             wait_s = random.uniform(0, min(MOST_WAIT_S, FIRST_WAIT_S * 2**attempt))
             if not found.passing or time.monotonic() + wait_s > deadline:
                 raise found.error from None

@@ -8,6 +8,8 @@ import errno
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from program.errors import UserError
+
 PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 PASSING_CODES = frozenset(
     "SlowDown RequestTimeout InternalError ServiceUnavailable Throttling ThrottlingException RequestLimitExceeded "
@@ -47,14 +49,15 @@ class _Said(NamedTuple):
     text: str
 
 
-def fault(error: Exception, url: str, what: str) -> Fault:
+def fault(error: Exception, url: str, what: str, has_answered: bool = False) -> Fault:
     """What an error of ``what``, as "read", on an object means."""
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError | UserError):
         raise error
     said = _said(error)
     kind = _kind(error, said)
     passing = said.status in PASSING_STATUS or said.code in PASSING_CODES or (not said.status and kind == errno.EIO)
-    passing = passing and said.code not in EXPIRED and said.code not in WAYS
+    passing = passing and said.code not in WAYS
+    passing = passing or (has_answered and said.code == "EndpointConnectionError")
     shown = " ".join(filter(None, [str(said.status or ""), said.code])) or type(error).__name__
     way = WAYS.get(said.code) or (DENIED if kind == errno.EACCES else "")
     detail = said.text.splitlines()[0][:200].rstrip(". ") if said.text.strip() else ""

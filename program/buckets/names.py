@@ -5,7 +5,7 @@ from pathlib import Path
 
 EXTRAS = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
 """The package that fsspec needs for each scheme."""
-_HUB_FILE = re.compile(r"hf://(datasets|buckets|spaces)/|hf://[^/]+/[^/]+/.")
+_HUB_FILE = re.compile(r"hf://(datasets|buckets|spaces)/|hf://[^/#@:]+/[^/#@:]+/.")
 
 
 def is_url(name: str) -> bool:

@@ -116,6 +116,7 @@ def test_blocks_are_fetched_before_their_turn(
 ) -> None:
     for module in (block_cache, bucket_copies):
         monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(loader, "AHEAD", 120)
     config = config_of(tmp_path, paths=(f"{URL}/corpus/web",))
     source = build_source(prepare(config, lambda _: None), config, 64, 3, "train")
     reader = loader.Prefetcher(source, iter([np.arange(4) + 4 * number for number in range(30)]))
@@ -228,6 +229,33 @@ def test_what_is_missing_is_said(server: Server, corpus: Path, tmp_path: Path) -
         transfer.upload(corpus / "web-00000-of-00002.idx", f"{URL}/part/web-00000-of-00002.idx")
         transfer.upload(corpus / "web-00000-of-00002.bin", f"{URL}/part/web-00000-of-00002.bin")
         prepare(config_of(tmp_path, paths=(f"{URL}/part/web",)), lambda _: None)
+
+
+def test_globs_in_a_bucket(server: Server, corpus: Path, tmp_path: Path) -> None:
+    """A shard that is lost is missed, an empty one is none, and text beside shards is not left out."""
+    for number in (0, 2):
+        for ending in ("bin", "idx"):
+            at = f"{URL}/globs/web-{number:05d}-of-00003.{ending}"
+            transfer.upload(corpus / f"web-{number // 2:05d}-of-00002.{ending}", at)
+    config = config_of(tmp_path, blend={f"{URL}/globs/web-*": 1.0})
+    with pytest.raises(UserError, match="1 of the 3 shards"):
+        prepare(config, lambda _: None)
+    client.write(f"{URL}/globs/web-00001-of-00003.empty.json", b"{}")
+    assert len(prepare(config, lambda _: None).shards) == 2
+    client.write(f"{URL}/globs/web-text.jsonl", b'{"text": "more"}\n' * 100)
+    assert len(prepare(config, lambda _: None).shards) == 3
+    client.write(f"{URL}/globs-text/train-00000-of-00002.json", b'{"text": "no manifest"}\n')
+    assert read_all(f"{URL}/globs-text") == ["no manifest"]
+
+
+def test_megatrons_order_reads_no_bucket(server: Server, corpus: Path, tmp_path: Path) -> None:
+    from data.megatron_order import SamplePlan, open_splits
+
+    config = config_of(tmp_path, paths=(f"{URL}/corpus/web",), order="megatron")
+    with pytest.raises(UserError, match=r"megatron-core reads web-00000-of-00002\.bin itself"):
+        open_splits(
+            prepare(config, lambda _: None), config, 64, 3, SamplePlan(train=10, validation=0, test=0), lambda _: None
+        )
 
 
 def test_a_hole_is_not_read_as_tokens(server: Server, corpus: Path, tmp_path: Path) -> None:

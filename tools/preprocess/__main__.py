@@ -54,8 +54,8 @@ class Preprocess:
     output: str
     """Prefix of the shards PREFIX-00000-of-00012.bin, .idx and .json; also s3://BUCKET/PREFIX."""
     work_dir: Path | None = None
-    """Where shards for a bucket are made; it has room for all of them, and is removed when they are in the bucket.
-    None: a folder in the user's cache. Tasks of a SLURM array that join or shuffle must share it."""
+    """Where shards for a bucket are made, in a folder of its own, which is removed when they are in the bucket; it has
+    room for all of them. None: the user's cache folder."""
     tokenizer: str
     """SentencePiece or Llama .model, tokenizer.json, vocab.json beside its merges.txt (or both, with a comma between),
     .tiktoken, a folder with one of these, or "byte". `python -m tools.preprocess train` makes a .model of your text."""
@@ -112,7 +112,7 @@ class Preprocess:
             run.preprocess(self._options(prefix, reading, stop))
 
         if is_url(self.output):
-            to_bucket.make(self.output, self.work_dir, self.overwrite, preprocess)
+            to_bucket.make(self.output, self.work_dir, self.overwrite, self.jsonl_key, preprocess)
         else:
             preprocess(path_of(self.output).absolute())
         return 0
@@ -153,6 +153,11 @@ class Preprocess:
             if value is not None and not 1e-6 <= value < float("inf"):
                 raise UserError(f"--{name} {value}: expected a number above 0.")
         self._check_overwrite()
+        if is_url(self.output) and ArrayShare.parse(self.part).count > 1:
+            raise UserError(
+                "--part with --output in a bucket: expected one of the two. Let the parts write to a disk that they "
+                "share, and copy the shards up when all are done, the .json files last."
+            )
         if not is_url(self.output) and self.work_dir is not None:
             raise UserError("--work_dir: where shards for a bucket are made, and --output is on a disk. Leave it out.")
         if self.output.endswith("/") or not self.output or path_of(self.output).is_dir():

@@ -1,10 +1,12 @@
 """Shards into a bucket: made on this machine's disk, and moved there when they are whole, each manifest last.
 
-A folder on a disk keeps the work, so that a killed command goes on where it was; `X.json.uploaded` there marks a shard
-that is in the bucket already. When all is there, the folder goes.
+A folder of its own below ``--work_dir`` keeps the work, so that a killed command goes on where it was;
+`X.json.uploaded` there says which manifest of a shard is in the bucket already. When all is there, the folder goes.
 """
 
+import fcntl
 import hashlib
+import re
 import secrets
 import shutil
 from collections.abc import Callable
@@ -12,68 +14,86 @@ from pathlib import Path
 
 import platformdirs
 
-from data.bucket_shards import is_of, stem
-from data.inputs import check_complete, work_folder
+from data.bucket_shards import stem
+from data.inputs import work_folder
 from data.shards import bin_path, idx_path
 from program.buckets import client, names, transfer
 from program.errors import UserError
+from program.untrusted import InputError, read_text
 from tools.preprocess import worker_pool
 
 UPLOADED = ".uploaded"
 
 
-def make(url: str, work_dir: Path | None, overwrite: bool, preprocess: Callable[[Path], None]) -> None:
-    """Run ``preprocess`` with a prefix on a disk, and move what it made to ``url``. Parts of a SLURM array that share
-    ``work_dir`` or have one each move what they have made.
+def make(url: str, work_dir: Path | None, overwrite: bool, jsonl_key: str, preprocess: Callable[[Path], None]) -> None:
+    """Run ``preprocess`` with a prefix on a disk, and move what it made to ``url``.
 
     Raises UserError where the bucket cannot be written, before anything is read, or holds shards of that prefix from
     other work; and what ``preprocess`` raises.
     """
     if problem := names.problem(url):
         raise UserError(f"--output {problem}")
-    folder = work_dir or Path(platformdirs.user_cache_dir("triplane")) / "preprocess" / _digest(url)
-    prefix = folder.absolute() / names.last(url)
-    try:
-        _check_writable(url)
-        if not overwrite and not work_folder(prefix).is_dir() and (there := _there(url)):
-            raise UserError(f"--output {url}: {there[0]} is there already. Give another prefix, or --overwrite.")
-        folder.mkdir(parents=True, exist_ok=True)
-        preprocess(prefix)
-        if overwrite and not list(folder.glob(f"*{UPLOADED}")):
-            client.remove(sorted(_there(url), key=lambda one: not one.endswith(".json")))
-        _upload(prefix, url)
-    except OSError as error:
-        raise UserError(f"--output {url}: {error.filename}: {error.strerror}.") from None
+    parent = work_dir or Path(platformdirs.user_cache_dir("triplane")) / "preprocess"
+    folder = parent.absolute() / f"{names.last(url)}-{_digest(url.encode())}"
+    prefix, ours = folder / names.last(url), _pattern(names.last(url), jsonl_key)
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--output {url}: another command makes it now, in {folder}.") from None
+        try:
+            _check_writable(url)
+            if not overwrite and not work_folder(prefix).is_dir() and (there := _there(url, ours)):
+                raise UserError(f"--output {url}: {there[0]} is there already. Give another prefix, or --overwrite.")
+            preprocess(prefix)
+            _upload(prefix, url, ours, overwrite)
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise UserError(f"--output {url}: {error.filename}: {error.strerror}.") from None
 
 
-def _upload(prefix: Path, url: str) -> None:
-    manifests = sorted(prefix.parent.glob("*.json"))
-    new = [one for one in manifests if not one.with_name(one.name + UPLOADED).exists()]
+def _pattern(name: str, jsonl_key: str) -> re.Pattern[str]:
+    """Of the shards' names, without their endings: as this command gives them, and no other prefix's."""
+    return re.compile(rf"{re.escape(name)}(-\d{{5,}}-of-\d{{5,}}(\.empty)?|_{re.escape(jsonl_key)}_document)")
+
+
+def _there(url: str, ours: re.Pattern[str]) -> list[str]:
+    """Objects of shards of this output."""
+    found = (one.url for one in client.listed(url) if names.parent(one.url) == names.parent(url))
+    return [one for one in found if stem(one) != one and ours.fullmatch(names.last(stem(one)))]
+
+
+def _upload(prefix: Path, url: str, ours: re.Pattern[str], overwrite: bool) -> None:
+    manifests = [one for one in sorted(prefix.parent.glob("*.json")) if ours.fullmatch(one.name.removesuffix(".json"))]
+    new = [one for one in manifests if _mark(one) != _digest(one.read_bytes())]
+    if overwrite:
+        current = {
+            names.joined(names.parent(url), file.name) for one in manifests if one not in new for file in _files(one)
+        }
+        stale = set(_there(url, ours)) - current
+        client.remove(sorted(stale, key=lambda one: not one.endswith(".json")))
     files = [file for one in new for file in _files(one)]
     with worker_pool.progress(sum(file.stat().st_size for file in files), "uploading") as bar:
         for manifest in new:
             for file in _files(manifest):
                 transfer.upload(file, names.joined(names.parent(url), file.name), bar.update)
-            manifest.with_name(manifest.name + UPLOADED).touch()
-    print(f"{len(new)} shard(s) are now at {url}")
+            manifest.with_name(manifest.name + UPLOADED).write_text(_digest(manifest.read_bytes()))
+    print(f"{len(manifests)} shard(s) are now at {url}")
+
+
+def _mark(manifest: Path) -> str:
+    """Digest of the manifest that was uploaded last; "" where none was."""
     try:
-        check_complete(one.with_name(one.name.removesuffix(".json").removesuffix(".empty")) for one in manifests)
-    except UserError:  # other parts' are to come
-        print(f"the others will be there when their parts are done; this part's stay in {prefix.parent}")
-        return
-    shutil.rmtree(prefix.parent)
+        return read_text(manifest.with_name(manifest.name + UPLOADED), 100)
+    except (OSError, InputError):
+        return ""
 
 
 def _files(manifest: Path) -> list[Path]:
     """Of a shard; its manifest last."""
     prefix = manifest.with_name(manifest.name.removesuffix(".json"))
     return [*(file for file in (bin_path(prefix), idx_path(prefix)) if file.exists()), manifest]
-
-
-def _there(url: str) -> list[str]:
-    """Objects of shards of a prefix."""
-    found = [one.url for one in client.listed(url)]
-    return [one for one in found if (shard := stem(one)) != one and is_of(shard, url)]
 
 
 def _check_writable(url: str) -> None:
@@ -83,5 +103,5 @@ def _check_writable(url: str) -> None:
     client.remove([probe])
 
 
-def _digest(url: str) -> str:
-    return hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

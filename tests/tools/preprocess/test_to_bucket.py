@@ -53,7 +53,7 @@ def test_shards_are_those_of_a_disk(raw: Path, tmp_path: Path, way: tuple[str, .
     assert main([f"{URL}/raw", "--output", there, "--work_dir", work, *COMMON, *way]) == 0
     assert main([str(raw), "--output", str(tmp_path / "here" / "x"), *COMMON, *way]) == 0
     assert without_source(objects(there)) == without_source(files(tmp_path / "here"))
-    assert not Path(work).exists()
+    assert [path.suffix for path in Path(work).iterdir()] == [".lock"]
 
 
 def test_an_upload_that_was_cut_off_goes_on(
@@ -71,6 +71,14 @@ def test_an_upload_that_was_cut_off_goes_on(
         assert "x-00001-of-00004.json" in there and "x-00002-of-00004.bin" in there
         assert "x-00002-of-00004.json" not in there, "a manifest before what it describes"
         proxy.rule = lambda _: None
+        other = [*command, "--append_eod", "false", "--overwrite"]  # of what is made anew nothing counts as sent
+        assert main(other) == 0
+        assert main([str(raw), "--output", str(tmp_path / "other" / "x"), *other[5:-1]]) == 0
+        assert without_source(objects(f"{URL}/cut/x")) == without_source(files(tmp_path / "other"))
+        client.remove([one.url for one in client.listed(f"{URL}/cut/x")])
+        proxy.rule = rule
+        assert main(command) == 2
+        proxy.rule = lambda _: None
         proxy.requests.clear()
         assert main(command) == 0
         again = {one.path.rpartition("/")[2] for one in proxy.requests if one.method == "PUT"}
@@ -83,11 +91,17 @@ def test_what_is_there_is_not_harmed(raw: Path, tmp_path: Path, capsys: pytest.C
     command = [f"{URL}/raw", "--output", f"{URL}/kept/x", "--work_dir", str(tmp_path / "work"), *COMMON]
     assert main(command) == 0
     before = objects(f"{URL}/kept/x")
-    client.write(f"{URL}/kept/x-of-another", b"not ours")
+    foreign = ("x-of-another", "x.json", "x_en_text_document.bin", "x_en_text_document.idx", "x.bin", "x.idx")
+    for name in foreign:
+        client.write(f"{URL}/kept/{name}", b"not ours")
+    (tmp_path / "work" / "notes.json").write_text("not ours")
     assert main(command) == 2 and "is there already" in capsys.readouterr().err
     assert main([*command, "--append_eod", "false", "--overwrite"]) == 0
     after = objects(f"{URL}/kept/x")
-    assert after.pop("x-of-another") == b"not ours" and after.keys() == before.keys() and after != before
+    assert {after.pop(name) for name in foreign} == {b"not ours"}
+    assert after.keys() == before.keys() and after != before
+    assert (tmp_path / "work" / "notes.json").read_text() == "not ours"
+    assert main([*command, "--part", "0/2"]) == 2 and "--part with --output in a bucket" in capsys.readouterr().err
     with buckets.environment(Server("http://127.0.0.1:9", 0), TRIPLANE_BUCKET_PATIENCE_S="0"):
         assert main(command) == 2
     assert "EndpointConnectionError" in capsys.readouterr().err
