@@ -1,6 +1,7 @@
 """A validation set's microbatches on this rank: as many on every data rank, filled up where the text has ended."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,8 @@ class SetBatches:
     def __init__(self, measured: OpenSet, train: TrainConfig, ranks: Ranks, packing: Packing | None) -> None:
         """packing: as in ``BatchStream``."""
         at, layout, samples = ranks.at, ranks.layout, measured.samples
-        self.measured, self.ranks, self.packing = measured, ranks, packing
+        self.measured, self.ranks = measured, ranks
+        self.packing = packing and replace(packing, masked=True)  # sets end where their text does
         self.micro_batch_size, self.length = train.micro_batch_size, samples.seq_length + 1
         self.waiting = [self._own(batch) for batch in global_batches(samples, train, ranks)]
         every_stage = packing is not None and packing.by_document
