@@ -38,7 +38,7 @@ def test_batch_has_the_next_token_as_label():
 def test_what_is_not_predicted_is_read_all_the_same():
     """Padding behind the last document, and a token that data.transform masks; padding is a document by itself."""
     window = torch.tensor([[5, 6, 9, ~7, 8, 9, -1, -1, -1]], dtype=torch.int32)
-    batch = to_batch(window, torch.device("cpu"), Packing(eod=9, reset_attention=True, eod_mask_loss=True))
+    batch = to_batch(window, torch.device("cpu"), Packing(eod=9, reset_attention=True, eod_mask_loss=True, masked=True))
     assert batch.tokens.tolist() == [[5, 6, 9, 7, 8, 9, 0, 0]]
     assert batch.labels.tolist() == [[6, 9, 7, 8, 9, 0, 0, 0]]
     assert batch.loss_mask.tolist() == [[1, 1, 0, 1, 1, 0, 0, 0]] and batch.loss_mask.dtype == torch.float32

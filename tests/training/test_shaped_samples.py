@@ -55,7 +55,7 @@ def _alone(identity: Identity, windows: np.ndarray) -> None:
         given = gpt.Blueprint(model=model, shape=resolve(model, 257), precision=PrecisionConfig(dtype="fp32"))
         (chunk,) = gpt.build(given, ranks)
         chunk.eval()
-        packing = Packing(eod=256, reset_attention=True, reset_positions=True, eod_mask_loss=True)
+        packing = Packing(eod=256, reset_attention=True, reset_positions=True, eod_mask_loss=True, masked=True)
         batch = to_batch(torch.from_numpy(windows), ranks.device, packing)
         with torch.no_grad():
             documents = Documents(batch.starts, batch.position_ids)
