@@ -154,10 +154,12 @@ class CachedObject:
     def _put(self, number: int) -> None:
         with self._lock:
             coming = self._coming.pop(number, None)
-        if coming is not None:
-            coming.exception()  # waits; what failed then may pass now, and is said below if it does not
+        # Waits for it; what failed then may pass now, and is said here if it does not.
+        is_there = coming is not None and coming.exception() is None
         while True:
-            self._bring(number)
+            if not is_there:
+                self._bring(number)
+            is_there = False
             try:
                 descriptor = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:  # another process has made room
@@ -181,9 +183,10 @@ class CachedObject:
         try:
             with open(self._path(number), "rb", buffering=0) as file:  # noqa: PTH123  as above
                 data = file.read()
-            os.utime(self._path(number))
         except FileNotFoundError:
             return False
+        with contextlib.suppress(OSError):  # removed meanwhile, or another user's
+            os.utime(self._path(number))
         return len(data) == self._size(number) + HASH_BYTES and _hash(data[:-HASH_BYTES]) == data[-HASH_BYTES:]
 
     def _fetch(self, number: int) -> None:
@@ -194,9 +197,9 @@ class CachedObject:
             data = self._mine.file.read_range(start, start + self._size(number))
         except OSError as error:
             raise UserError(f"data: {self.of.url}: {error.strerror}.") from None
-        partial = f"{self._path(number)}.tmp-{os.getpid()}"
+        partial = f"{self._path(number)}.tmp-{os.getpid()}-{threading.get_ident()}"
         try:
-            with open(partial, "wb", buffering=0) as file:  # noqa: PTH123
+            with open(partial, "wb") as file:  # noqa: PTH123  buffered: a raw write on a full disk may be cut short
                 file.write(data + _hash(data))
             os.replace(partial, self._path(number))  # noqa: PTH105
         except OSError as error:

@@ -1,7 +1,7 @@
 """An object's bytes as one array, into which files of blocks are mapped as they are wanted.
 
-So a window of tokens is a slice of an array, as of a shard on a disk, whatever blocks it lies in: opening and reading
-block files window by window took three times as long (`make bench-data`). What is not mapped cannot be read at all.
+So a window of tokens is a slice of an array, as of a shard on a disk, whatever blocks it lies in, and no file is opened
+for it. What is not mapped cannot be read at all.
 """
 
 import ctypes

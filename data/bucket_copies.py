@@ -62,8 +62,8 @@ class BlockTokens:
 
 
 def stands_for(path: Path) -> ObjectFacts:
-    """The object that a copy stands for, now: what is read later is of that one. Raises UserError where it has no mark,
-    as while another start brings it anew."""
+    """The object that a copy stands for when a shard is opened: its tokens are read of that one. Raises UserError where
+    it has no mark, as while another start downloads it again."""
     found = marked(path)
     if found is None:
         raise UserError(f"data: {path} is being fetched by another start. Start again.")

@@ -67,7 +67,9 @@ def _chosen(url: str, found: list[ObjectFacts]) -> dict[str, list[ObjectFacts]]:
 
 
 def local(url: str, cache: Path) -> Path:
-    """Where the copy of an object, or of a prefix, lies."""
+    """Where the copy of an object, or of a prefix, lies. Raises UserError for a key that would lie elsewhere."""
+    if any(part in ("", ".", "..") for part in names.bare(url).split("/")):
+        raise UserError(f"{url}: an empty part, . or .. in its name; expected one that can be a file's. Rename it.")
     return cache / FOLDER / names.scheme(url) / names.bare(url)
 
 

@@ -1,6 +1,7 @@
 """What a URL names among inputs: one object, all below a folder, or what fits a glob."""
 
 import glob
+import re
 
 from data.raw.shard_files import OTHER_HALF, OURS
 from program.buckets import client, names
@@ -29,7 +30,7 @@ def find(url: str) -> tuple[list[ObjectFacts], bool]:
 
 def _documents(url: str, found: list[ObjectFacts]) -> list[ObjectFacts]:
     urls = {one.url for one in found}
-    base = names.parent(url.partition("*")[0]) if "*" in url else url
+    base = names.parent(re.split(r"[*?[]", url)[0]) if glob.has_magic(names.bare(url)) else url
     kept = [one for one in found if one.size and not _is_hidden(one.url, base) and not _is_of_shard(one.url, urls)]
     if not kept:
         held = f"{len(found)} object(s) that are empty, hidden or of token shards" if found else "nothing"
@@ -44,10 +45,6 @@ def _is_hidden(url: str, base: str) -> bool:
 def _is_of_shard(url: str, urls: set[str]) -> bool:
     """A manifest is known by its neighbours: to look into each .json would cost a request."""
     stem, dot, ending = url.rpartition(".")
-    halves = (
-        [f"{stem}{half}" for half in OTHER_HALF]
-        if dot + ending == ".json"
-        else [stem + OTHER_HALF.get(dot + ending, "?")]
-    )
-    is_json = dot + ending == ".json" and not url.endswith(".empty.json")  # may be documents, whatever it is called
-    return any(one in urls for one in halves) or (not is_json and OURS.fullmatch(names.last(url)) is not None)
+    if dot + ending == ".json" and not url.endswith(".empty.json"):  # may be documents, whatever it is called
+        return any(f"{stem}{half}" in urls for half in OTHER_HALF)
+    return stem + OTHER_HALF.get(dot + ending, "?") in urls or OURS.fullmatch(names.last(url)) is not None

@@ -14,7 +14,7 @@ from data.raw import bucket_inputs, compressed, hub
 from data.raw.format import ENDINGS, format_in
 from data.raw.input_file import InputFacts, facts_of, open_input
 from data.raw.shard_files import is_made, is_shard_file, is_work_folder
-from program.buckets.names import in_text, is_url
+from program.buckets.names import is_url
 from program.errors import UserError
 from program.untrusted import open_regular
 
@@ -243,7 +243,7 @@ def _by_content(path: str, expected: InputFacts | None = None) -> InputSource:
         try:
             found = format_in(file, Path(path))
         except UserError as error:
-            raise UserError(in_text(str(Path(path)), path, str(error))) from None
+            raise UserError(str(error).replace(str(Path(path)), path)) from None
         if found.kind == "json" or found.kind == "binary":
             raise UserError(f"{path}: found {found.what}")
         if found.kind == "parquet" and found.compression:

@@ -16,7 +16,8 @@ PASSING_CODES = frozenset(
     "IncompleteBody BadDigest XAmzContentSHA256Mismatch OperationAborted ConditionalRequestConflict".split()
 )
 """Of answers whose status alone would say that asking again does not help."""
-EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+CREDENTIALS = (*EXPIRED, "NoCredentialsError", "SignatureDoesNotMatch", "InvalidAccessKeyId", "RequestTimeTooSkewed")
 WAYS = {
     **dict.fromkeys(EXPIRED, "The credentials have expired: renew them (AWS_SESSION_TOKEN, or log in again)"),
     "RequestTimeTooSkewed": "This machine's clock is wrong: set it by NTP",
@@ -73,7 +74,7 @@ def _kind(error: Exception, said: _Said) -> int:
         return errno.EEXIST if said.code not in PASSING_CODES else errno.EIO
     if said.status == 404 or isinstance(error, FileNotFoundError):
         return errno.ENOENT
-    if said.status in (401, 403) or said.code in WAYS or isinstance(error, PermissionError):
+    if said.status in (401, 403) or said.code in CREDENTIALS or isinstance(error, PermissionError):
         return errno.EACCES
     return errno.EIO
 

@@ -64,8 +64,3 @@ def parent(url: str) -> str:
 def last(url: str) -> str:
     """The name of an object without its folder."""
     return url.rstrip("/").rpartition("/")[2]
-
-
-def in_text(path: str, url: str, text: str) -> str:
-    """A message about a local copy as one about the object that it is a copy of."""
-    return text.replace(path, url)

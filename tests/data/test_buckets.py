@@ -258,6 +258,12 @@ def test_megatrons_order_reads_no_bucket(server: Server, corpus: Path, tmp_path:
         )
 
 
+@pytest.mark.parametrize("key", ["a/../../../x.idx", "a//x.idx", "./x.bin", ".."])
+def test_a_key_that_leads_out_of_the_cache_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(UserError, match="an empty part"):
+        bucket_shards.local(f"{URL}/{key}", tmp_path)
+
+
 def test_a_hole_is_not_read_as_tokens(server: Server, corpus: Path, tmp_path: Path) -> None:
     from data.shards import Shard
 

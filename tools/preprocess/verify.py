@@ -178,10 +178,10 @@ def _present(folder: Path, start: str = "") -> tuple[list[Path], list[Path]]:
     files = [one for one in folder.iterdir() if one.name.startswith(start)]
     found = {prefix for one in files if (prefix := _prefix(one)) is not None}
     empty = {one.with_name(one.name.removesuffix(EMPTY)) for one in files if one.name.endswith(EMPTY)}
-    return sorted(found), _lost(found | empty)
+    return sorted(found), lost_of(found | empty)
 
 
-def _lost(there: set[Path]) -> list[Path]:
+def lost_of(there: set[Path]) -> list[Path]:
     """The shards that others by their `-of-00012` say should be there; none of a prefix whose shards were joined."""
     present: dict[tuple[Path, int], set[int]] = defaultdict(set)
     for numbers in filter(None, map(_numbers, there)):

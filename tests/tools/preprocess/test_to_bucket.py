@@ -71,7 +71,12 @@ def test_an_upload_that_was_cut_off_goes_on(
         assert "x-00001-of-00004.json" in there and "x-00002-of-00004.bin" in there
         assert "x-00002-of-00004.json" not in there, "a manifest before what it describes"
         proxy.rule = lambda _: None
-        other = [*command, "--append_eod", "false", "--overwrite"]  # of what is made anew nothing counts as sent
+        other = [
+            *command,
+            "--append_eod",
+            "false",
+            "--overwrite",
+        ]  # other shards: none of the first ones counts as uploaded
         assert main(other) == 0
         assert main([str(raw), "--output", str(tmp_path / "other" / "x"), *other[5:-1]]) == 0
         assert without_source(objects(f"{URL}/cut/x")) == without_source(files(tmp_path / "other"))

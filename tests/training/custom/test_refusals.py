@@ -408,12 +408,8 @@ def test_ranks_compare_the_sources(folder: Path) -> None:
     config = parse.parse_config([str(folder / "recipe.toml"), "--train.callbacks", "wrong:Raises"])
     check(config, "cpu")
     before = digest(["wrong:Raises"])
-    assert (
-        facts(config, "")["the code of your callbacks, loss, optimizer and transformation"]
-        == before
-        != digest([])
-        == "none"
-    )
+    code = facts(config, "")["the code of your callbacks, loss, optimizer and transformation"]
+    assert code == before != digest([]) == "none"
     (folder / "wrong.py").write_text(MODULE + "\n")
     assert digest(["wrong:two"]) != before
     (folder / "wrong.py").write_text(MODULE)
