@@ -15,6 +15,7 @@ from tests.faults import kills, program
 from tests.faults.bucket_scene import LIMIT_S, BucketScene, asked, contents, forked, scene, stored_name, uploader
 from tests.faults.processes import Process, family, kill
 from tests.faults.results import CaseResult, Store
+from tests.support import buckets
 from tests.support.small_checkpoints import committed
 from training.checkpoint import folders
 from training.checkpoint.bucket import uploading
@@ -23,18 +24,20 @@ from training.metrics.jsonl import read_jsonl
 
 CAMPAIGN = "bucket"
 TITLE = "Checkpoints in a bucket"
-TEXT = """A real S3 server (SeaweedFS), and before it a proxy that fails requests at random. Nine chains of ten upload
-checkpoints of three files, one in four of them by multipart: the program that uploads gets SIGKILL at a random moment,
-or the server answers with errors, half bodies, lost answers, expired credentials, listings as they were before; one
-time in ten the run goes back and saves the same iteration with other bytes and the same sizes. Every tenth chain is a
-run of `pretrain_gpt.py` on 2 ranks, all of whose processes get SIGKILL at a random moment; every second time its folder
-is lost, too, and it is continued from the bucket alone. After every fault each checkpoint whose manifest is in the
-bucket is downloaded and must be whole, byte by byte, and the newest that was there must be there still. Ten faults
-follow each other, then nothing fails: the newest checkpoint must come into the bucket, nothing half may be left there,
-and a run's losses are, bit for bit, those of an undisturbed run. "Seen" is what was there of the newest checkpoint."""
+TEXT = """An S3 server (of half of the chains SeaweedFS, of the others moto's), and before it a proxy that fails
+requests at random. Nine chains of ten upload checkpoints of three files, one in four of them by multipart: the program
+that uploads gets SIGKILL at a random moment, or the server answers with errors, half bodies, lost answers, expired
+credentials, listings as they were before; one time in ten the run goes back and saves the same iteration with other
+bytes and the same sizes. Every tenth chain is a run of `pretrain_gpt.py` on 2 ranks, all of whose processes get
+SIGKILL at a random moment; every second time its folder is lost, too, and it is continued from the bucket alone. After
+every fault each checkpoint whose manifest is in the bucket is downloaded and must be whole, byte by byte, and the
+newest that was there must be there still. Ten faults follow each other, then nothing fails: the newest checkpoint must
+come into the bucket, nothing half may be left there, and a run's losses are, bit for bit, those of an undisturbed run.
+"Seen" is what was there of the newest checkpoint."""
 CHAIN, RUNS_EACH = 10, 10
 AT_ONCE = 4
 """Chains, each with a server of its own: most of the time is spent in waiting."""
+SERVERS = (buckets.seaweed, buckets.seaweed, buckets.moto, buckets.moto)
 KILLED = ("SIGKILL", "SIGKILL", "SIGKILL, while the server answers 503", "SIGKILL, while answers are lost")
 ANSWERED = {
     "500": 0.2, "503": 0.2, "truncated": 0.3, "reset": 0.2, "lost": 0.2, "expired": 0.1, "denied": 0.1, "stale": 0.7,
@@ -59,10 +62,10 @@ def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], 
         program.import_once(cache)
         undisturbed = kills.reference(scratch / "undisturbed", cache, (), 250)
 
-    def work(place: Path, numbers: Sequence[int]) -> int:
+    def work(place: Path, number: int, chains: Sequence[int]) -> int:
         place.mkdir()
-        with scene(place) as here:
-            for number in numbers:
+        with scene(place, SERVERS[number]) as here:
+            for number in chains:
                 mine = by_chain[number]
                 chain = RunChain if _is_run(number) else UploadChain
                 one = chain(here, place / f"chain-{number}", Random(f"{store.seed} {mine[0]}"), cache, undisturbed)
@@ -72,8 +75,8 @@ def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], 
                 shutil.rmtree(one.folder, ignore_errors=True)
         return 0
 
-    parts = [(scratch / f"worker-{number}", sorted(by_chain)[number::AT_ONCE]) for number in range(AT_ONCE)]
-    pids = [forked(partial(work, *part), scratch / f"{part[0].name}.log") for part in parts if part[1]]
+    parts = [(scratch / f"worker-{number}", number, sorted(by_chain)[number::AT_ONCE]) for number in range(AT_ONCE)]
+    pids = [forked(partial(work, *part), scratch / f"{part[0].name}.log") for part in parts if part[2]]
     for pid in pids:
         if code := program.finish(pid):
             raise RuntimeError(

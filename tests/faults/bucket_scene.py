@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -53,9 +54,9 @@ class BucketScene:
 
 
 @contextlib.contextmanager
-def scene(scratch: Path) -> Iterator[BucketScene]:
-    """SeaweedFS and the proxy, each in a process of its own."""
-    with buckets.seaweed(scratch / "seaweed") as server:
+def scene(scratch: Path, server_of: Callable[[Path], AbstractContextManager[Server]]) -> Iterator[BucketScene]:
+    """A server and the proxy, each in a process of its own."""
+    with server_of(scratch / "server") as server:
         endpoint = scratch / "endpoint"
         pid = forked(lambda: _proxy(server, scratch / "rule", endpoint), scratch / "proxy.log")
         try:

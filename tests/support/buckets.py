@@ -1,4 +1,4 @@
-"""S3 servers that run here: SeaweedFS, and before it a proxy that fails as servers and networks do."""
+"""S3 servers that run here: SeaweedFS and moto's, and before them a proxy that fails as servers and networks do."""
 
 import contextlib
 import http.client
@@ -83,6 +83,22 @@ def seaweed(folder: Path) -> Iterator[Server]:
         _end(process)
 
 
+@contextlib.contextmanager
+def moto(folder: Path) -> Iterator[Server]:
+    """moto's S3 server, by which others test what they write for AWS, with the bucket BUCKET; all of it in memory."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    with (folder / "log").open("ab") as log:
+        words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+    server = Server(f"http://127.0.0.1:{port}", process.pid)
+    try:
+        _make_bucket(server, process, folder)
+        yield server
+    finally:
+        _end(process)
+
+
 def _started(folder: Path) -> tuple[Server, "subprocess.Popen[bytes]"]:
     ports: dict[str, int] = {}
     for name in ("master", "volume", "filer", "s3"):
@@ -132,7 +148,7 @@ def _make_bucket(server: Server, process: "subprocess.Popen[bytes]", folder: Pat
             except Exception as error:
                 if process.poll() is not None or time.monotonic() > deadline:
                     said = (folder / "log").read_text(errors="replace")[-2000:]
-                    raise RuntimeError(f"SeaweedFS did not start: {error!r}\n{said}") from error
+                    raise RuntimeError(f"the S3 server did not start: {error!r}\n{said}") from error
                 time.sleep(0.2)
 
 

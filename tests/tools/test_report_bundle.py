@@ -17,6 +17,11 @@ WANDB_KEY = "0123456789abcdef0123456789abcdef01234567"
 NAMED = "n4med-5b6c7d8e"
 """Of a service that the environment knows nothing of."""
 HF_TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz"
+AWS_SECRET = "aws+S3cret/0123456789abcdefghijklmnopqrs"
+AWS_IDS = ("AKIA" + "IOSFODNN7EXAMPLE", "ASIA" + "IOSFODNN7EXAMPLE")
+SIGNED = "5d672d79c15b13162d9279b0855cfba6"
+BUCKETS = (AWS_SECRET, *AWS_IDS, SIGNED)
+"""What a client of object storage may leave in a log."""
 
 
 @pytest.fixture
@@ -24,6 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run in whose folder secrets lie in every way that they could come there."""
     monkeypatch.setenv("WANDB_API_KEY", WANDB_KEY)
     monkeypatch.setenv("NCCL_SECRET", CANARY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", AWS_SECRET)
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     folder = tmp_path / "run"
     write_run(folder, f" {CANARY}")
@@ -32,6 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "logs").mkdir()
     log = f"env: WANDB_API_KEY={WANDB_KEY}\nGET https://me:{CANARY}-url@host/x\nAuthorization: Bearer {CANARY}-bearer\n"
     log += f'api_key="{NAMED}"\nHUB_PASSWORD: {NAMED}\nusing {HF_TOKEN}\nloaded 5 shards, eod_token: 50256\n'
+    log += f"403 of {AWS_IDS[0]}: secret was {AWS_SECRET}; as {AWS_IDS[1]}: GET https://host/k?X-Amz-Signature={SIGNED}&a=1\n"
     log += f"-----BEGIN RSA PRIVATE KEY-----\n{CANARY}-pem\n-----END RSA PRIVATE KEY-----\n"
     (folder / "logs/node-a.log").write_text(log + "x" * (HEAD_BYTES + TAIL_BYTES) + "\nthe end\n")
     (folder / "logs/rank-00003.failed.log").write_text(f"RuntimeError: {WANDB_KEY}\n")
@@ -63,6 +70,7 @@ def test_the_archive_has_what_helps_and_no_secret(run: Path, tmp_path: Path) -> 
     assert not any("link.log" in name for name in found)
     for name, text in found.items():
         assert CANARY not in text and WANDB_KEY not in text and HF_TOKEN not in text and NAMED not in text, name
+        assert not [secret for secret in BUCKETS if secret in text], name
     assert "rank 1 hangs" in found["watch/start-1/verdict.json"] and "torch 2" in found["versions.txt"]
     assert "7  " in found["checkpoints.txt"] and "rank_00000.bin" in found["checkpoints.txt"]
     assert "NCCL_DEBUG=WARN" in found["machine.txt"] and "NCCL_SECRET" not in found["machine.txt"]

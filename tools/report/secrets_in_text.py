@@ -12,13 +12,14 @@ NAMED = re.compile(
 """NAME=value, "name": "value", name: value."""
 NUMBER = re.compile(r"[-+\d.,e]+")
 SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{30,}|xox[abp]-[\w-]{10,}"
+    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|A[KS]IA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{30,}|xox[abp]-[\w-]{10,}"
     r"|ey[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,})"
+    r"|(?<=X-Amz-)(?:Signature|Credential|Security-Token)=[^\s&\"']+|ya29\.[\w-]{10,}"
     r"|(?<=[Bb]earer )[\w.~+/-]{8,}=*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
     re.DOTALL,
 )
-"""Tokens of Hugging Face, OpenAI, AWS, GitHub, Slack; JSON web tokens; private keys."""
+"""Tokens of Hugging Face, OpenAI, AWS, GitHub, Slack, Google; what signs a URL of S3; JSON web tokens; private keys."""
 
 
 def scrubbed(text: str, environ: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,25 @@ def failing(count: int, failure: Failure, method: str = "", part: str = "") -> b
 
 
 @pytest.fixture(scope="module")
-def server(s3: Server) -> Server:
-    with buckets.environment(s3):
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with buckets.moto(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Server:
+    """SeaweedFS; another one that a test names."""
+    found: Server = request.getfixturevalue(getattr(request, "param", "s3"))
+    with buckets.environment(found):
         client.write(f"{URL}/read/hundred", bytes(range(100)))
-    return s3
+    return found
 
 
+on_both = pytest.mark.parametrize("server", ["s3", "moto"], indirect=True)
+"""What two projects have made of AWS' documents: what S3 says of objects, and what it promises of writes."""
+
+
+@on_both
 def test_reads_ranges_of_the_object_that_was_found(server: Server) -> None:
     with buckets.environment(server):
         found = client.facts(f"{URL}/read/hundred")
@@ -50,6 +64,7 @@ def test_reads_ranges_of_the_object_that_was_found(server: Server) -> None:
         assert caught.value.errno == 116 and caught.value.filename == f"{URL}/read/other"
 
 
+@on_both
 def test_lists_by_the_beginning_of_names(server: Server) -> None:
     with buckets.environment(server):
         for name in ("list/web-1.idx", "list/web-2.idx", "list/wiki.idx", "list/deep/web-3.idx", "listed"):
@@ -64,6 +79,7 @@ def test_lists_by_the_beginning_of_names(server: Server) -> None:
             client.listed("s3://no-such-bucket/x")
 
 
+@on_both
 def test_creates_an_object_once(server: Server) -> None:
     with buckets.environment(server):
         client.remove([f"{URL}/created"])
@@ -146,6 +162,7 @@ def test_a_server_that_is_not_there(s3: Server, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("size", [0, 5, 40 << 20])
+@on_both
 def test_files_go_up_and_come_down_whole(server: Server, tmp_path: Path, size: int) -> None:
     data = os.urandom(size)
     (tmp_path / "up").write_bytes(data)
@@ -158,6 +175,7 @@ def test_files_go_up_and_come_down_whole(server: Server, tmp_path: Path, size: i
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["down", "up"]
 
 
+@on_both
 def test_a_part_that_fails_is_sent_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "up").write_bytes(os.urandom(40 << 20))
     with (
@@ -168,6 +186,7 @@ def test_a_part_that_fails_is_sent_again(server: Server, tmp_path: Path) -> None
     assert sum("partNumber" in one.path for one in proxy.requests) == 4
 
 
+@on_both
 def test_a_killed_multipart_upload_leaves_no_object(server: Server, tmp_path: Path) -> None:
     (tmp_path / "up").write_bytes(os.urandom(40 << 20))
 
