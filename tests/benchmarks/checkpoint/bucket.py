@@ -1,8 +1,10 @@
 """A checkpoint's way into a bucket, against the same bytes copied plainly to the same server, in turns.
 
 The server is SeaweedFS on this machine, a fresh one for each round. Plain copies: curl, one file after the other, each
-by one signed PUT; and SeaweedFS' own filer.copy, which goes past the S3 interface. Ours is all that the uploader does
-between two looks: the files hashed, sent by multipart upload, looked up, and the manifest created.
+by one signed PUT, which is the rate of the server's S3 interface; and SeaweedFS' own filer.copy, which goes past it,
+so that no client of S3 can reach it: the server's processor time for each says what the interface costs. Ours is all
+that the uploader does between two looks: the files hashed, sent by multipart upload, looked up, and the manifest
+created.
 """
 
 import os
@@ -14,6 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.benchmarks.checkpoint.goals import ratio
 from tests.support import buckets
@@ -44,10 +48,14 @@ def _round(path: Path, files: list[Path], folder: Path, number: int) -> dict[str
 
     with buckets.seaweed(folder) as server, buckets.environment(server):
         uploading.claim(f"s3://{BUCKET}/run", "me")  # connects
-        sides = {"upload_s": upload, "curl_s": lambda: _curl(files, server),
-                 "filer_copy_s": lambda: _filer_copy(files, server)}  # fmt: skip
+        sides = {"upload": upload, "curl": lambda: _curl(files, server),
+                 "filer_copy": lambda: _filer_copy(files, server)}  # fmt: skip
         order = sorted(sides, reverse=number % 2 == 1)
-        found = {name: _seconds(sides[name]) for name in order}
+        found: dict[str, float] = {}
+        for name in order:
+            before = _processor_s(server)
+            found[f"{name}_s"] = _seconds(sides[name])
+            found[f"{name}_server_processor_s"] = _processor_s(server) - before
     shutil.rmtree(folder)
     return found
 
@@ -57,6 +65,11 @@ def _seconds(act: Callable[[], None]) -> float:
     began = time.perf_counter()
     act()
     return time.perf_counter() - began
+
+
+def _processor_s(server: Server) -> float:
+    times = psutil.Process(server.pid).cpu_times()
+    return times.user + times.system
 
 
 def _curl(files: list[Path], server: Server) -> None:
@@ -81,5 +94,7 @@ def table(row: dict[str, Any]) -> list[str]:
         f"{mib:,.0f} MiB in {FILES} files, medians of {row['rounds']}: uploaded at {mib / row['upload_s']:,.0f} MiB/s, "
         f"curl {mib / row['curl_s']:,.0f}, filer.copy {mib / row['filer_copy_s']:,.0f}",
         ratio("upload / curl", row["curl_ratio"], 0.8),
-        ratio("upload / filer.copy", row["filer_copy_ratio"], 0.8),
+        f"  the server's processor s: {row['upload_server_processor_s']:.2f}, curl "
+        f"{row['curl_server_processor_s']:.2f}, filer.copy {row['filer_copy_server_processor_s']:.2f}; "
+        f"upload / filer.copy {row['filer_copy_ratio']:.3f}",
     ]
