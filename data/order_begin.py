@@ -3,11 +3,12 @@
 In the first order of a run, global sample i is sample i of its source or blend. One that begins at global sample b,
 with other weights, sources or lengths of samples, counts i - b in its blend; and each source goes on where it was left,
 as long as its samples are the same ones. So no window is read again before all are, whatever the weights were. Of what
-is streamed each stream is counted, since a blend does not read all of them equally far.
+is streamed each stream is counted, since a blend does not read all of them equally far; and one goes on with samples of
+another length, too, with the first that holds nothing which was read: less than a sample of each stream is left out.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,7 +62,28 @@ def orders(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, b
     keys = source_keys(prepared, config, seq_length)
     alone = prepared.blend is None
     new = [Read(str(seed) if alone else f"{seed} source {number}", 0) for number in range(len(keys))]
+    if prepared.streams:
+        return [_streamed(begin.read, *each, prepared.streams[0].count) for each in zip(keys, new, strict=True)]
     return [begin.read.get(key, fresh) for key, fresh in zip(keys, new, strict=True)]
+
+
+def _streamed(read: Mapping[str, Read], key: str, fresh: Read, count: int) -> Read:
+    """Of a source's ``count`` streams, in samples of the key's length, what was read in samples of any length."""
+    tokens, order = np.zeros(count, np.int64), fresh.order
+    for seq_length, other in of_any_length(read, key):
+        each = other.streams if len(other.streams) == count else in_turn(other.samples, count)
+        tokens, order = np.maximum(tokens, np.array(each) * seq_length), other.order
+    return _read(order, -(-tokens // int(key.split()[1])))
+
+
+def of_any_length[T](found: Mapping[str, T], key: str) -> Iterator[tuple[int, T]]:
+    """What there is of a source whatever the length of its samples was, with that length. Keys are ``source_keys`` or
+    ``stream_keys``."""
+    source, _, rest = key.split(" ", 2)
+    for other, value in found.items():
+        its_source, length, its_rest = (*other.split(" ", 2), "", "")[:3]
+        if (its_source, its_rest) == (source, rest) and length.isdecimal():
+            yield int(length), value
 
 
 def read_until(

@@ -36,7 +36,7 @@ class Cursor(NamedTuple):
     document: int = 0
     """Number in the batch."""
     token: int = 0
-    """Number in the document."""
+    """Number in the document, or behind its end among those of the documents that follow."""
     mixed: int = 0
     """With data.stream_shuffle: the document is this one of the mixed group that begins at the place above."""
 
@@ -125,6 +125,9 @@ class LogicalStream:
         """
         window = np.empty(self.seq_length + 1, np.int32)
         filled = index = 0
+        while not self._held:  # behind the end of the document that the cursor names
+            self._held.append(next(self._documents))
+            self._pass_over(0)
         while filled < len(window):
             if index == len(self._held):
                 self._held.append(next(self._documents))
@@ -139,7 +142,7 @@ class LogicalStream:
 
     def _pass_over(self, tokens: int) -> None:
         self._used += tokens
-        while self._used >= len(self._held[0][1]):
+        while self._held and self._used >= len(self._held[0][1]):
             self._used -= len(self._held[0][1])
             self._held.popleft()
 

@@ -24,6 +24,7 @@ from data.streaming.turns import in_turn
 from data.tokenizers.engines import BytesEngine
 from program.errors import UserError
 from training.batches import DEPTH
+from training.checkpoint import stream_position
 
 SEED = 3
 SIZES = {"a": 260, "b": 140, "c": 90}
@@ -162,32 +163,39 @@ def test_samples_are_those_of_plain_loops_in_every_layout_and_from_every_positio
         ]
 
 
-def test_each_source_goes_on_where_it_was_whatever_its_weight(texts: dict[str, str]) -> None:
-    plan = [({"a": 1.0}, 37), ({"b": 3.0, "a": 1.0}, 90), ({"c": 1.0, "a": 2.0}, 71), ({"a": 1.0}, 45),
-            ({"b": 1.0, "c": 5.0, "a": 1.0}, 80), ({"b": 1.0}, 20)]  # fmt: skip
+def test_each_source_goes_on_where_it_was_whatever_its_weight_and_the_length_of_samples(texts: dict[str, str]) -> None:
+    plan = [({"a": 1.0}, 37, 16), ({"b": 3.0, "a": 1.0}, 90, 16), ({"c": 1.0, "a": 2.0}, 71, 33), ({"a": 1.0}, 45, 33),
+            ({"a": 1.0}, 12, 48), ({"b": 1.0, "c": 5.0, "a": 1.0}, 80, 16), ({"b": 1.0}, 20, 100),
+            ({"a": 1.0}, 30, 33)]  # fmt: skip
     orders, begin = {"a": str(SEED), "b": f"{SEED} source 0", "c": f"{SEED} source 0"}, RUN_BEGIN
-    read: dict[str, Counter[int]] = {name: Counter() for name in SIZES}
+    tokens = {name: np.zeros(5, np.int64) for name in SIZES}
     kept: dict[str, dict[int, str]] = {}
-    for weights, samples in plan:
-        case = Case(weights, 5, 4, 16)
+    for weights, samples, seq_length in plan:
+        case = Case(weights, 5, 4, seq_length)
         prepared, config = case.prepared(texts)
         source, names = case.opened(prepared, config, begin), list(weights)
-        keys = stream_keys(prepared, config, case.seq_length, SEED, begin)
-        source.resume([kept.get(key, {}) for key in keys])
-        before = {name: sum(read[name].values()) for name in names}
-        in_turns = all(read[name][stream] == count for name in names[:1]
-                       for stream, count in enumerate(in_turn(before[name], 5)))  # fmt: skip
-        turn = before[names[0]] % 5 if len(names) == 1 and in_turns else 0  # goes on with the stream whose turn it is
-        counted = Counter({(one, stream): read[name][stream] for one, name in enumerate(names) for stream in range(5)})
+        keys = stream_keys(prepared, config, seq_length, SEED, begin)
+        places = stream_position.found({"streams": {"cursors": kept}}, True, keys, 5)
+        read = {name: -(-tokens[name] // seq_length) for name in names}  # a sample that was begun is not begun again
+        assert [{stream: int(text.split()[0]) for stream, text in own.items()} for own in places] == [
+            {stream: int(count) for stream, count in enumerate(read[name]) if count} for name in names
+        ], "no stream is read afresh"
+        source.resume(places)
+        first = read[names[0]]
+        in_turns = len(names) == 1 and (first == in_turn(first.sum(), 5)).all()
+        turn = int(first.sum()) % 5 if in_turns else 0  # goes on with the stream whose turn it is
+        counted = Counter({(one, stream): int(read[name][stream]) for one, name in enumerate(names)
+                           for stream in range(5)})  # fmt: skip
         sequence = assigned(case, units_of(prepared), samples, counted, turn)
-        for one, name in enumerate(names):
-            read[name] = Counter({stream: counted[one, stream] for stream in range(5)})
         end = begin.samples + samples
         expected = expected_samples(case, source, [orders[name] for name in names], sequence)
         np.testing.assert_array_equal(source.fetch(np.arange(begin.samples, end)), expected)
-        assert [one.samples for one in source.sources(end).values()] == [sum(read[name].values()) for name in names]
-        kept.update(zip(keys, source.position(end), strict=True))
-        begin = OrderBegin(samples=end, read=read_until(prepared, config, case.seq_length, SEED, begin, end))
+        own = [[counted[one, stream] for stream in range(5)] for one in range(len(names))]
+        assert [one.samples for one in source.sources(end).values()] == [sum(one) for one in own]
+        tokens |= {name: np.array(one) * seq_length for name, one in zip(names, own, strict=True)}
+        kept.update((key, {str(number): text for number, text in found.items()})
+                    for key, found in zip(keys, source.position(end), strict=True))  # fmt: skip
+        begin = OrderBegin(samples=end, read=read_until(prepared, config, seq_length, SEED, begin, end))
         assert {one.streams for one in begin.read.values()} >= {()} or len(begin.read) > 1
 
 

@@ -125,7 +125,7 @@ def _changes(draw: Random, texts: Path, streams: bool, keeps_batch: bool) -> dic
     found: dict[str, Any] = {"model.rotary_base": draw.choice((10_000, 500_000))}
     if draw.random() < 0.5 and not keeps_batch:
         found |= {"train.global_batch_size": draw.choice((4, 8)), "train.micro_batch_size": draw.choice((1, 2))}
-    if draw.random() < 0.5 and not streams:
+    if draw.random() < 0.5:
         found["model.seq_length"] = draw.choice(SEQ_LENGTHS)
     if draw.random() < 0.6:
         found |= {f"data.{name}": value for name, value in _texts(draw, texts, streams).items()}

@@ -48,10 +48,18 @@ def prepared_for(folder: Path, *flags: str) -> Prepared:
 
 def test_positions_of_an_older_version_are_those_of_the_only_source() -> None:
     old: dict[str, JSON] = {"streams": {"consumed_samples": 9, "cursors": {"0": "5 0 1 0 0 0 3 7", "1": "no cursor"}}}
-    assert found(old, True, ["now"], 2) == [{0: "5 0 1 0 0 0 3 7"}]
-    assert found(old, False, ["now"], 2) == [{}]  # of other data
-    new: dict[str, JSON] = {"streams": {"cursors": {"a": {"1": "5 0 1 0 0 0 3 7 2", "2": "1 1"}, "b": {"0": "4 1"}}}}
-    assert found(new, False, ["b", "c", "a"], 2) == [{0: "4 1"}, {}, {1: "5 0 1 0 0 0 3 7 2"}]
+    now = "now 16 1 5"
+    assert found(old, True, [now], 2) == [{0: "5 0 1 0 0 0 3 7 0"}]
+    assert found(old, False, [now], 2) == [{}]  # of other data
+    kept: dict[str, JSON] = {
+        "a 16 1 5": {"1": "5 0 1 0 0 0 3 7 2", "2": "1 1"},
+        "b 16 1 5": {"0": "4 1"},
+        "b x 1 5": {"0": "9 9"},
+    }
+    keys = ["b 16 1 5", "c 16 1 5", "a 16 1 5", "b 8 1 5", "b 16 2 5"]
+    assert found({"streams": {"cursors": kept}}, False, keys, 2) == [
+        {0: "4 1 0 0 0 0 0 0 0"}, {}, {1: "5 0 1 0 0 0 3 7 2"}, {0: "8 1 0 0 0 0 0 0 0"}, {},
+    ]  # fmt: skip
     order: dict[str, JSON] = {"iteration": 1, "samples": 8, "before": {"x": ["5", 3]}, "now": {"x": ["5", 4, [3, 1]]}}
     entry, problems = structured(order, order_entry.OrderEntry)
     assert not problems and order_entry.reads(entry.before) == {"x": Read("5", 3)}

@@ -7,11 +7,14 @@ its next sample and where that begins. Of sources that a stage left out they are
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import numpy as np
 
+from data.order_begin import of_any_length
 from data.prepared import Samples
 from data.streaming.source import InterleavedStreams
+from data.streaming.stream import Cursor
 from data.transformed import unchanged
 from parallel.groups import Ranks
 from training.batches import BatchStream
@@ -50,7 +53,7 @@ def found(entries: Mapping[str, JSON], same_data: bool, keys: Sequence[str], cou
     kept = _kept(entries)
     if same_data and not any(isinstance(one, dict) for one in kept.values()):
         kept = {keys[0]: kept}  # of a version without blends
-    return [_cursors(kept.get(key), count) for key in keys]
+    return [_cursors(kept, key, count) for key in keys]
 
 
 def say_missing(cursors: Sequence[Mapping[int, str]], ends: np.ndarray, ranks: Ranks) -> None:
@@ -69,13 +72,23 @@ def _kept(entries: Mapping[str, JSON]) -> dict[str, JSON]:
     return kept if isinstance(kept, dict) else {}
 
 
-def _cursors(kept: JSON, count: int) -> dict[int, str]:
-    """Those of ``count`` streams that ``noted`` wrote; what is none counts as missing."""
-    given = kept if isinstance(kept, dict) else {}
-    return {number: given[str(number)] for number in range(count) if _is_cursor(given.get(str(number)))}
+def _cursors(kept: Mapping[str, JSON], key: str, count: int) -> dict[int, str]:
+    """Those of ``count`` streams that ``noted`` wrote, in samples of any length; what is none counts as missing."""
+    farthest: dict[int, tuple[int, Cursor]] = {}
+    for seq_length, given in of_any_length(kept, key):
+        for number in range(count):
+            if isinstance(given, dict) and _is_cursor(text := given.get(str(number))):
+                sample, _, cursor = text.partition(" ")
+                there = int(sample) * seq_length, Cursor.parse(cursor)
+                farthest[number] = max(farthest.get(number, there), there)
+    own_length, found = int(key.split(" ")[1]), dict[int, str]()
+    for number, (tokens, at) in farthest.items():
+        following = -(-tokens // own_length)
+        found[number] = f"{following} {at._replace(token=at.token + following * own_length - tokens)}"
+    return found
 
 
-def _is_cursor(text: JSON) -> bool:
+def _is_cursor(text: JSON) -> TypeGuard[str]:
     return isinstance(text, str) and re.fullmatch(r"\d{1,18}( \d{1,18}){1,8}", text) is not None
 
 

@@ -90,9 +90,6 @@ def _recipe_problems(recipe: RunConfig) -> Iterator[str]:
         yield "--debug takes another batch, and [[stage]] tables count with this one. Leave one of them out."
     if recipe.data.order == "megatron":
         yield 'data.order = "megatron" fixes the order of the whole training. Leave it, or [[stage]], out.'
-    streamed = recipe.data.streamed or any({"stream", "stream_blend"} & one.data.keys() for one in recipe.stage)
-    if streamed and any("seq_length" in one.model for one in recipe.stage):
-        yield "data.stream: a stage cannot change model.seq_length of streams yet. Make shards with tools.preprocess."
     if recipe.train.step_batch_size_schedule is not None:
         yield "train.step_batch_size_schedule: stages have a global_batch_size each. Leave it, or [[stage]], out."
 

@@ -141,8 +141,6 @@ def test_a_recipe_with_stages_is_written_back_as_it_was(tmp_path: Path) -> None:
         (stage("a", "until_iterations = 4", "train.iterations_to_skip = [3]"), "iterations_to_skip: holds for the"),
         (stage("a", "until_iterations = 4", 'train.micro_batch_size = "2"'), "expected a whole number, found"),
         (stage("a", "until_iterations = 4", "train.micro_batch = 2"), "Did you mean train.micro_batch_size?"),
-        (stage("a", "until_iterations = 4", "data.stream = ['x']", "model.seq_length = 8"), "of streams yet"),
-        (stage("a", "until_iterations = 4", "data.stream_blend = {x = 1.0}", "model.seq_length = 8"), "of streams yet"),
         (
             stage("a", "until_iterations = 4") + stage("b", "until_iterations = 8", "optimizer.min_lr = 0.0"),
             'stage "b": the learning rate is 0 when it begins',
