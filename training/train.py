@@ -89,7 +89,13 @@ def train(
         )  # fmt: skip
         save = heartbeat.within("save", companions.saves)
         progress, reason = loop.run(
-            config.train, config.checkpoint, begun.progress, step, save, companions.callbacks, end_of(config)
+            config.train,
+            config.checkpoint,
+            begun.progress,
+            step,
+            save,
+            companions.callbacks,
+            "done" if config.own_stage.is_last else "stage",
         )
         stream.close()
         run_files.mark(run_dir, progress, reason, ranks)
@@ -99,11 +105,6 @@ def train(
         say_the_end(run, progress, reason)
         companions.recorder.close()
     return STOPPED if reason == "requested" else 0
-
-
-def end_of(config: RunConfig) -> loop.Reason:
-    """Why training stops at ``train.train_iters``."""
-    return "done" if config.begin is None or config.begin.is_last else "stage"
 
 
 def meeting(config: RunConfig, prepared: Prepared) -> groups.Meeting:

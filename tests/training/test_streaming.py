@@ -127,7 +127,7 @@ def test_a_blend_killed_and_resumed_in_other_layouts_over_stages_is_the_same(
         """Train the stage that the run is in."""
         given = configuration(run, *flags, *more, recipe=recipe)
         at = stage_entry.position(run / "checkpoints", given.checkpoint)
-        config = stage_at(stages(given, at), 0 if at is None else at.iteration).config
+        config = stage_at(stages(given, at), 0 if at is None else at.now.iteration)
         return train_or_fail(prepare(config, None), config, world_size)[0]
 
     for _ in range(2):

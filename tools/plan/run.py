@@ -135,13 +135,12 @@ def _first_stage(recipe: RunConfig, path: Path) -> RunConfig:
     """What a question about one recipe is asked of."""
     if not recipe.stage:
         return recipe
-    first = stages(recipe)[0]
     print(
-        f'{path} has [[stage]] tables: this plans the first, "{first.name}", alone. All of them: python -m tools.plan '
-        f"stages --recipe {path}",
+        f'{path} has [[stage]] tables: this plans the first, "{recipe.stage[0].name}", alone. All of them: python -m '
+        f"tools.plan stages --recipe {path}",
         file=sys.stderr,
     )
-    return first.config
+    return stages(recipe)[0]
 
 
 def _writable(page: Path | None, recipe: Path | None) -> None:

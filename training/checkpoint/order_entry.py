@@ -46,7 +46,7 @@ def noted(prepared: Prepared, config: RunConfig, begin: OrderBegin, gaps: Gaps, 
     before, so_far = (
         {key: list(one if one.streams else one[:2]) for key, one in read.items()} for read in (begin.read, now)
     )
-    began = {"iteration": _began(config), "samples": begin.samples, "before": before}
+    began = {"iteration": config.own_stage.data_iteration, "samples": begin.samples, "before": before}
     return {ENTRY: {**began, "now": so_far, "skipped": [list(one) for one in gaps.met(consumed)]}}
 
 
@@ -59,12 +59,7 @@ def gaps_of(entries: Mapping[str, JSON], config: RunConfig, progress: Progress) 
 
 def begins_here(config: RunConfig, progress: Progress) -> bool:
     """Whether a new order begins with the next sample."""
-    return _began(config) == progress.iteration > 0
-
-
-def _began(config: RunConfig) -> int:
-    """Iterations before the order of a configuration's data."""
-    return 0 if config.begin is None else config.begin.data_iteration
+    return config.own_stage.data_iteration == progress.iteration > 0
 
 
 def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, gaps: Gaps, path: Path) -> OrderBegin:
@@ -73,7 +68,7 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, ga
     Raises SharedMistake where the checkpoint says nothing of it and something is needed, or where the order began at
     another sample than this recipe's stages have it begin.
     """
-    expected = _began(config)
+    expected = config.own_stage.data_iteration
     if not progress.consumed_samples or (ENTRY not in entries and not expected):
         return RUN_BEGIN
     entry, problems = structured(entries.get(ENTRY), OrderEntry)

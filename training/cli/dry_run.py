@@ -21,7 +21,7 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
-from program.errors import SharedMistake, UserError
+from program.errors import UserError
 from program.number_ranges import listed, read_ranges
 from program.printing import columns
 from training.checkpoint.folders import checkpoints
@@ -31,8 +31,7 @@ from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule
-from training.config.stage_lengths import Stage
+from training.config.stages import of_stage
 from training.config.stages import stages as stages_of_run
 from training.custom.check import check
 from training.memory.planned import as_case, planned_modules
@@ -58,10 +57,10 @@ def describe(config: RunConfig, explicit: frozenset[str] = frozenset()) -> str:
         recipe_config, parts = described(config, explicit)
         recipe = parse.dump(replace(recipe_config, dry_run=False, world_size=None))
     else:
-        each = [described(one.config, explicit) for one in plan]
-        parts = [stage_table(plan, [done for done, _ in each])]
-        for one, (_, own) in zip(plan, each, strict=True):
-            parts += [[f"[[stage]] {one.name}"], *own]
+        each = [described(one, explicit) for one in plan]
+        parts = [stage_table([done for done, _ in each])]
+        for one, own in each:
+            parts += [[f"[[stage]] {one.own_stage.first.name}"], *own]
     return recipe + "".join(f"#\n{_comment(part)}" for part in parts if part).removeprefix("#\n").rstrip("\n")
 
 
@@ -91,35 +90,28 @@ def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, l
     ]
 
 
-def stage_table(plan: Sequence[Stage], configs: Sequence[RunConfig]) -> list[str]:
+def stage_table(configs: Sequence[RunConfig]) -> list[str]:
     """The run's ``[[stage]]`` tables, a row each; memory is that of the fullest rank."""
     rows = [("[[stage]]", "iterations", "samples", "tokens", "seq_length", "batch", "learning rate", "GiB", "layout")]
-    for one, config in zip(plan, configs, strict=True):
+    for config in configs:
         world_size = elastic_layout(
             config, config.world_size or config.nproc or smallest_world(config.parallel)
         ).world_size
         layout, shape = config.layout(world_size), resolve(config.model, vocabulary_size(config))
         case = as_case(config, world_size, shape, planned_modules(config))
         held = of_stages(case, shape, range(len(stages(shape, config.parallel))))
-        schedule, last = config.schedule, one.begin.samples + one.samples - config.train.global_batch_size
-        rates = [schedule.learning_rate(at) for at in (one.begin.samples, max(last, one.begin.samples))]
+        first, end = config.own_stage.first, config.own_stage.end
+        last = max(end.samples - config.train.global_batch_size, first.samples)
+        rates = [config.schedule.learning_rate(at) for at in (first.samples, last)]
         rows.append(
-            (one.name, f"{one.begin.iteration + 1:,}-{one.end:,}", f"{one.samples:,}", f"{one.tokens:,}",
+            (first.name, f"{first.iteration + 1:,}-{end.iteration:,}", f"{end.samples - first.samples:,}",
+             f"{end.tokens - first.tokens:,}",
              f"{config.model.seq_length:,}", f"{config.train.global_batch_size:,}",
              " to ".join(f"{rate:.3g}" for rate in rates), f"{max(part.total for part in held) / 2**30:.2f}",
              str(layout))
         )  # fmt: skip
-    total = sum(one.tokens for one in plan)
-    return [f"{len(plan)} stages, {plan[-1].end:,} iterations, {total:,} tokens:", *columns(rows, left=(0, 8))]
-
-
-@contextlib.contextmanager
-def of_stage(config: RunConfig) -> Iterator[None]:
-    """Around what checks the configuration of a stage: a mistake names it."""
-    try:
-        yield
-    except SharedMistake as error:
-        raise error if config.begin is None else SharedMistake(f'[[stage]] "{config.begin.stage}": {error}') from None
+    said = f"{len(configs)} stages, {end.iteration:,} iterations, {end.tokens:,} tokens:"
+    return [said, *columns(rows, left=(0, 8))]
 
 
 def _comment(lines: Sequence[str]) -> str:
@@ -328,7 +320,7 @@ def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout, e
 
 def batches(config: RunConfig, layout: Layout) -> list[str]:
     """Microbatches, the pipeline's bubble, tokens, and the schedule."""
-    train, schedule = config.train, batch_schedule(config.train, config.model.seq_length)
+    train, schedule = config.train, config.batches
     sizes = schedule.sizes()
     counts = [size // (train.micro_batch_size * layout.dp) for size in (sizes[0], sizes[-1])]
     samples = config.samples

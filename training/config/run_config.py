@@ -21,6 +21,7 @@ from parallel.megatron_fields import parse
 from parallel.nccl_options import nccl_problems
 from parallel.stages import stage_problems
 from training.config.activation_offload import fine_grained_problems, offload_number_problems
+from training.config.batch_schedule import BatchSchedule
 from training.config.checkpoint_config import CheckpointConfig
 from training.config.divisibility import (
     context_problems,
@@ -59,7 +60,7 @@ from training.config.small_sections import (
     profile_problems,
     validation_problems,
 )
-from training.config.stage_config import Begin, StageConfig
+from training.config.stage_config import WHOLE_RUN, Begin, StageConfig
 from training.config.train_config import TrainConfig
 
 Section = (
@@ -130,26 +131,36 @@ class RunConfig:
         ]
 
     @property
+    def own_stage(self) -> Begin:
+        """``begin``; of a run without stages, one that is all of it."""
+        return self.begin or WHOLE_RUN
+
+    @property
+    def batches(self) -> BatchSchedule:
+        """Of the global batch, by consumed samples."""
+        return batch_schedule(self.train, self.model.seq_length)
+
+    @property
     def iterations(self) -> int:
         """Of the run, or of its stage alone."""
-        return self.train.train_iters - (self.begin.iteration if self.begin is not None else 0)
+        return self.train.train_iters - self.own_stage.first.iteration
 
     @property
     def samples(self) -> int:
         """That ``iterations`` take."""
-        before = self.begin.samples if self.begin is not None else 0
-        return batch_schedule(self.train, self.model.seq_length).consumed_after(self.iterations, before) - before
+        before = self.own_stage.first.samples
+        return self.batches.consumed_after(self.iterations, before) - before
 
     @property
     def schedule(self) -> Schedule:
         """Of learning rate and weight decay, from where their curve begins."""
         found = learning_schedule(self.optimizer, self.train, self.model.seq_length)
-        return found if self.begin is None else replace(found, begins_at=self.begin.curve_samples)
+        return replace(found, begins_at=self.own_stage.curve.samples)
 
     def tokens_of(self, samples: int) -> int:
         """Tokens of the first ``samples`` samples of the run, the last of which are this configuration's."""
-        tokens, before = (0, 0) if self.begin is None else (self.begin.tokens, self.begin.samples)
-        return tokens + (samples - before) * self.model.seq_length
+        first = self.own_stage.first
+        return first.tokens + (samples - first.samples) * self.model.seq_length
 
     def layout(self, world_size: int) -> Layout:
         """The layout of ``world_size`` ranks."""

@@ -54,8 +54,7 @@ def build_companions(
 ) -> Companions:
     """collector: of what code anywhere records (parallel/metrics.py)."""
     config, ranks, chunks, heartbeat = run.config, run.ranks, parts.chunks, run.heartbeat
-    stage = run.config.begin
-    begins = stage is not None and stage.iteration == begun.progress.iteration > 0
+    begins = config.own_stage.first.iteration == begun.progress.iteration > 0
     skipped = read_ranges(config.train.iterations_to_skip)
     skipping = Skipping(skipped, begun.gaps, begun.schedule, begun.entries, ranks, run.note)
     # a stage's losses and norms are not those before it

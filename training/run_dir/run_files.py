@@ -77,7 +77,7 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path, beat: Callable[
     _check_stage(config, progress, restored.path)
     branches_at = None if restored.own else progress.consumed_samples
     kept_one = on_first_rank(lambda: _continued(restored), ranks)
-    if config.begin is not None and config.begin.curve_iteration == progress.iteration > 0:
+    if config.own_stage.curve.iteration == progress.iteration > 0:
         kept_one = dataclasses.replace(config.schedule, begins_at=progress.consumed_samples)
     schedule, said = kept_schedule.chosen(config, kept_one, branches_at)
     ranks.say(card(restored, _now(config, prepared, schedule, restored, ranks), time.monotonic() - began_s))
@@ -113,13 +113,14 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path, beat: Callable[
 def _check_stage(config: RunConfig, progress: Progress, path: Path) -> None:
     """Raises SharedFault for a checkpoint of another stage, taken since newer ones cannot be read: a new start begins
     with its stage."""
-    begin = config.begin
-    if begin is None or begin.iteration <= progress.iteration < (math.inf if begin.is_last else begin.end):
+    own = config.own_stage
+    first, end = own.first.iteration, own.end.iteration
+    if first <= progress.iteration < (math.inf if own.is_last else end):
         return
     raise SharedFault(
-        f"{path} ends at iteration {progress.iteration:,}, and {begin.title} is from {begin.iteration:,} to "
-        f"{begin.end:,}: newer checkpoints cannot be read, see above. Start again, and this one's stage begins; where "
-        f"that comes back, name the checkpoint in {path.parent / 'latest'}."
+        f"{path} ends at iteration {progress.iteration:,}, and {own.title} is from {first:,} to {end:,}: newer "
+        "checkpoints cannot be read, see above. Start again, and this one's stage begins; where that comes back, name "
+        f"the checkpoint in {path.parent / 'latest'}."
     )
 
 
@@ -167,7 +168,7 @@ def write_run_files(
         replace_file(run_dir / "config.toml", text.encode(), suffix=".unfinished", durable=False)
         for name in ("requeue", STAGE_OVER):
             (run_dir / name).unlink(missing_ok=True)
-        if progress.iteration < config.train.train_iters or not (config.begin is None or config.begin.is_last):
+        if progress.iteration < config.train.train_iters or not config.own_stage.is_last:
             (run_dir / "done").unlink(missing_ok=True)
     except OSError as error:
         raise run_dir_error(run_dir, f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
@@ -221,7 +222,7 @@ def checkpoint_contents(
     return checkpoint.Contents(
         keep=config.checkpoint.keep,
         retain_interval=config.checkpoint.save_retain_interval,
-        milestones=config.begin.ends if config.begin else (),
+        milestones=config.own_stage.ends,
         entries=entries | kept(before),
         texts={RECIPE: dump(own)} | kept_tokenizer.texts,
         copies=tokenizer_files(tokenizer.path, kept_tokenizer, licenses=IMPORTED in before),

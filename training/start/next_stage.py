@@ -16,8 +16,8 @@ from parallel.launch import STAGE
 from program.errors import SharedMistake
 from program.untrusted import InputError, read_text
 from training.cli.elastic import elastic_layout
+from training.config.run_config import RunConfig
 from training.config.stage_config import STAGE_OVER
-from training.config.stage_lengths import Stage
 from training.start.rank import RunStart
 
 PROGRAM = Path(__file__).resolve().parents[2] / "pretrain_gpt.py"
@@ -59,14 +59,13 @@ def begin(argv: Sequence[str], environ: Mapping[str, str], saved: int) -> None:
     os.execve(sys.executable, words, {**environ, STAGE: f"{number} {saved}"})
 
 
-def check_stages(later: Sequence[Stage], world_size: int, at_work: int | None, cuda: bool) -> None:
+def check_stages(later: Sequence[RunConfig], world_size: int, at_work: int | None, cuda: bool) -> None:
     """Raises SharedMistake with every problem of the stages to come on ``world_size`` ranks.
 
     at_work: of ranks that a launcher has started, those that train now; the others end.
     """
     problems = []
-    for stage in later:
-        config = stage.config
+    for config in later:
         if config.device == "auto" and not cuda:
             config = replace(config, device="cpu")
         fitted = elastic_layout(config, world_size)
@@ -76,6 +75,6 @@ def check_stages(later: Sequence[Stage], world_size: int, at_work: int | None, c
                 f"parallel.elastic: {fitted.world_size} of {world_size} ranks fit it, and {at_work} the stage of now, "
                 "after which the others are gone. Give the stages sizes that as many ranks fit."
             )
-        problems += [f'stage "{stage.name}": {one}' for one in found]
+        problems += [f'stage "{config.own_stage.first.name}": {one}' for one in found]
     if problems:
         raise SharedMistake("\n  ".join(["problems with stages to come:", *problems]))

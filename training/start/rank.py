@@ -9,7 +9,6 @@ from pathlib import Path
 from parallel import cuda_environment, launch, lean_imports, output
 from training.config.run_config import RunConfig
 from training.config.stage_config import StageEnd
-from training.config.stage_lengths import Stage
 from training.custom.check import check
 from training.run_lock.lock import RunLock
 from training.watchdog.heartbeat import Heartbeat
@@ -32,7 +31,7 @@ class RunStart:
     """With ``[[stage]]``, where ``config`` is that of one stage."""
     ended: StageEnd = field(default_factory=StageEnd)
     """Where this process trains itself: whether another stage follows."""
-    later: tuple[Stage, ...] = ()
+    later: tuple[RunConfig, ...] = ()
     """Stages that follow, whose data is made ready too."""
 
     @property

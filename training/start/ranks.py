@@ -81,8 +81,7 @@ def start(
     run_dir = Path(recipe.run_dir or "runs/run")
     at = position(checkpoints(run_dir), recipe.checkpoint, next_stage.saved(os.environ)) if recipe.stage else None
     plan = stages(recipe, at)
-    stage = stage_at(plan, at.iteration if at is not None else 0) if plan else None
-    config = stage.config if stage else recipe
+    config = stage_at(plan, at.now.iteration if at is not None else 0) if plan else recipe
     gpus = launch.count_gpus(os.environ) if config.device != "cpu" else 0
     nproc = config.nproc or gpus or smallest_world(config.parallel)
     given = identity.world_size if identity else nproc
@@ -96,7 +95,7 @@ def start(
     expected = replace(config, device="cpu") if config.device == "auto" and not gpus else config
     fitted = elastic_layout(expected, given)
     parse.check(fitted.config, fitted.world_size, identity.local_world_size if identity else None)
-    later = tuple(plan[stage.begin.number + 1 :]) if stage else ()
+    later = tuple(plan[len(config.own_stage.begun) :])
     check_stages(later, given, fitted.world_size if identity else None, cuda=gpus > 0)
     if fitted.words:
         config, nproc = replace(config, parallel=fitted.config.parallel), fitted.world_size
@@ -114,10 +113,10 @@ def start(
     with held_lock(run_dir, identity, os.environ, partial(run_dir_error, run_dir)) as lock:
         ready = RunStart(
             config=config, run_dir=run_dir, identity=identity, nproc=nproc, lock=lock, stop=request,
-            recipe=recipe if stage else None, later=later,
+            recipe=recipe if plan else None, later=later,
         )  # fmt: skip
         code = train_ranks(ready)
-    if stage is None or code or (saved := next_stage.ended(ready)) is None:
+    if code or (saved := next_stage.ended(ready)) is None:
         return code
     if request.number is not None:  # after the last iteration: the next start begins the next stage
         return STOPPED
