@@ -275,6 +275,13 @@ def _shown_structure(value: object) -> str:
         return "a list with a number of thousands of digits"
 
 
+def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """JSON's objects and lists, with all else within them changed."""
+    if isinstance(value, Mapping):
+        return {name: with_leaves(inner, change) for name, inner in value.items()}
+    return [with_leaves(inner, change) for inner in value] if isinstance(value, list | tuple) else change(value)
+
+
 def type_name(expected: Any) -> str:
     """A type in words that a recipe's writer knows."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)

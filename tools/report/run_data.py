@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from training.config.run_config import RunConfig
 from training.metrics.redaction import redacted
 from training.run_dir.goodput import MeasuredGoodput, measured_goodput
 from training.run_dir.history import Event, read_history
+from training.run_dir.resume_report import flat
 from training.run_lock import lock_heartbeat
 from training.run_lock.record import current
 from training.start.record import death, last_line, last_without_end
@@ -96,7 +97,7 @@ def read_run(folder: Path) -> RunData:
         verdict=verdict,
         goodput=measured_goodput(events, now_s if status == "running" else None, last_s),
         config=_config(folder),
-        defaults=dict(_flat(redacted(toml_table(dump(RunConfig()), "defaults")))),
+        defaults=dict(flat(redacted(toml_table(dump(RunConfig()), "defaults")))),
         evaluations=_lines(folder, EVALUATIONS, MOST_EVALUATIONS, unreadable),
         samples=_lines(folder, SAMPLES, MOST_SAMPLES, unreadable),
         timeline=_lines(folder, TIMELINE, MOST_STEPS, unreadable),
@@ -137,16 +138,8 @@ def _lives(folder: Path) -> bool:
 
 def _config(folder: Path) -> dict[str, JSON]:
     with contextlib.suppress(OSError, InputError):
-        return dict(_flat(redacted(in_current_names(read_toml(folder / "config.toml", dict[str, JSON])))))
+        return dict(flat(redacted(in_current_names(read_toml(folder / "config.toml", dict[str, JSON])))))
     return {}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JSON]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _lines(folder: Path, name: str, most: int, unreadable: dict[str, int]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """What one rank finds out and all must act on alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -73,3 +73,11 @@ def gathered[T](own: list[T], ranks: Ranks) -> list[T]:
     lists: list[Any] = [None] * ranks.identity.world_size
     dist.all_gather_object(lists, own)
     return [item for found in lists for item in found]
+
+
+def gathered_rows(own: Sequence[float], ranks: Ranks) -> list[list[float]]:
+    """Every rank's numbers, fp64, in order of rank."""
+    mine = torch.tensor(own, dtype=torch.float64, device=ranks.device)
+    table = torch.empty(ranks.identity.world_size * len(own), dtype=torch.float64, device=ranks.device)
+    dist.all_gather_into_tensor(table, mine)
+    return table.view(-1, len(own)).tolist()

@@ -34,13 +34,8 @@ def begun_stages(entries: Mapping[str, JSON]) -> tuple[BegunStage, ...]:
     return () if problems else found
 
 
-def consumed_tokens(state: State, seq_length: int) -> int:
-    """Tokens that a run has consumed, whose newest samples have ``seq_length`` tokens each."""
-    return tokens_of(state.entries, state.progress.consumed_samples, seq_length)
-
-
 def tokens_of(entries: Mapping[str, JSON], consumed_samples: int, seq_length: int) -> int:
-    """Likewise, of what lies in ``state.json``."""
+    """Tokens that a run has consumed, by a checkpoint's entries. seq_length: tokens of its newest samples."""
     begun = begun_stages(entries)
     if not begun:
         return consumed_samples * seq_length
@@ -79,6 +74,6 @@ def _seen(path: Path) -> State:
 def _of(state: State) -> RunPosition:
     data, samples = state.entries.get("data"), state.progress.consumed_samples
     seq_length = data.get("seq_length") if isinstance(data, dict) else None
-    tokens = consumed_tokens(state, seq_length if isinstance(seq_length, int) else 0)
+    tokens = tokens_of(state.entries, samples, seq_length if isinstance(seq_length, int) else 0)
     now = BegunStage(name="", iteration=state.progress.iteration, samples=samples, tokens=tokens)
     return RunPosition(now=now, begun=begun_stages(state.entries), schedule=kept_schedule(state.entries))

@@ -136,21 +136,16 @@ def missing(config: RunConfig) -> list[str]:
     if vocabulary_size(config) is None:
         counted = "Counted with the published vocabulary of model.shape"
         found.append(f"data.tokenizer: no file {config.data.tokenizer} on this machine. {counted}.")
-    if config.data.paths:
-        from data import sources
+    from data import sources
 
-        try:
-            sources.inputs_of(sources.named(config.data)[0], config.data)
-        except UserError as error:
-            found.append(f"on this machine: {error}")
+    shards = {"": config.data} if config.data.paths else {}
     for name, path in config.eval.validation_sets.items() if config.train.evaluates else ():
-        from data import sources
-
+        shards[f"eval.validation_sets: {name}: "] = replace(config.data, paths=(), blend={path: 1.0}, blend_file=None)
+    for what, data in shards.items():
         try:
-            one = replace(config.data, paths=(), blend={path: 1.0}, blend_file=None)
-            sources.inputs_of(sources.named(one)[0], one)
+            sources.inputs_of(sources.named(data)[0], data)
         except UserError as error:
-            found.append(f"on this machine: eval.validation_sets: {name}: {str(error).removeprefix('data.blend: ')}")
+            found.append(f"on this machine: {what}{str(error).removeprefix('data.blend: ')}")
     if files := tuple(name for name in config.data.streamed if not name.startswith("hf://")):
         from data.raw import inputs as raw_inputs
 

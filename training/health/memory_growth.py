@@ -12,8 +12,8 @@ import torch
 
 from parallel.groups import Ranks
 from program.untrusted import read_text
+from training.checkpoint.agreement import gathered_rows
 from training.health.names import host_of
-from training.health.stragglers import gathered_rows
 from training.loop import Callback
 from training.progress import Progress
 from training.run_dir.history import Note, unnoted

@@ -142,7 +142,6 @@ def _now(config: RunConfig, prepared: Prepared, schedule: Schedule, restored: Re
     return Now(
         layout=ranks.layout,
         device=ranks.device.type,
-        seq_length=config.model.seq_length,
         fp8=config.precision.fp8 is not None,
         recipe=own.texts[RECIPE],
         recipe_before=before,
