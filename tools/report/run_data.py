@@ -14,12 +14,11 @@ from program.schema import JSON
 from program.untrusted import InputError, parse_json, read_bytes, read_toml, toml_table
 from tools.report.metrics_table import MetricsTable, read_metrics
 from training.config.deprecated import in_current_names
-from training.config.recipe import dump
+from training.config.recipe import dump, flat
 from training.config.run_config import RunConfig
 from training.metrics.redaction import redacted
 from training.run_dir.goodput import MeasuredGoodput, measured_goodput
 from training.run_dir.history import Event, read_history
-from training.run_dir.resume_report import flat
 from training.run_lock import lock_heartbeat
 from training.run_lock.record import current
 from training.start.record import death, last_line, last_without_end

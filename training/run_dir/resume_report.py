@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from models.config import ModelConfig
 from models.resolve import resolve
@@ -17,7 +16,7 @@ from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import JSON
 from training.config.deprecated import in_current_names
-from training.config.recipe import dump, sections, whole
+from training.config.recipe import dump, flat, sections, whole
 from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries
 
@@ -194,15 +193,6 @@ def _meant(recipe: str) -> dict[str, JSON]:
         del named["model.vocab_size"]
     fields.pop("model.shape", None)
     return fields | named
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JSON]]:
-    """A recipe's fields by their dotted names."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _pairs(before: JSON, now: JSON) -> dict[str, tuple[JSON, JSON]]:
