@@ -7,7 +7,7 @@ from functools import partial
 from data.prepared import Prepared
 from models.resolve import resolve
 from parallel import groups, metrics
-from parallel.failures import STOPPED
+from parallel.failures import NEXT_STAGE, STOPPED
 from parallel.launch import Identity
 from training import loop
 from training.batches import Stream
@@ -69,7 +69,7 @@ def train(
         config = with_recipe(config, shape, ranks)
         run = TrainingRun(
             config=config, prepared=prepared, device=ready.device, run_dir=run_dir, stop=ready.stop, lock=ready.lock,
-            tasks=ready.tasks, recipe=ready.recipe, ended=ready.ended, shape=shape, ranks=ranks, heartbeat=heartbeat,
+            tasks=ready.tasks, recipe=ready.recipe, shape=shape, ranks=ranks, heartbeat=heartbeat,
             note=noted_by(run_dir, ranks.rank, ready.lock.attempt if ready.lock else ""),
         )  # fmt: skip
         announce(run)
@@ -99,12 +99,11 @@ def train(
         )
         stream.close()
         run_files.mark(run_dir, progress, reason, ranks)
-        ready.ended.iteration = progress.iteration if reason == "stage" else None
         if reason not in ("requested", "stage"):
             companions.samples.sample_at_end(progress)
         say_the_end(run, progress, reason)
         companions.recorder.close()
-    return STOPPED if reason == "requested" else 0
+    return {"requested": STOPPED, "stage": NEXT_STAGE}.get(reason, 0)
 
 
 def meeting(config: RunConfig, prepared: Prepared) -> groups.Meeting:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from parallel.failures import GOOD_ENDS
 from program.errors import UserError
 from program.processes import is_running, machine
 from program.schema import JSON
@@ -28,7 +29,6 @@ SILENT_S = 120.0
 EVALUATIONS, SAMPLES, TIMELINE = "evaluations.jsonl", "samples.jsonl", "profile/timeline.jsonl"
 MOST_SAMPLES, MOST_EVALUATIONS, MOST_STEPS = 2000, 20_000, 500
 """Lines of these files: the newest ones."""
-GOOD_ENDS = (0, 75)
 
 Status = Literal["running", "done", "stopped", "failed", "unknown"]
 

@@ -6,16 +6,6 @@ from dataclasses import dataclass, field, fields
 from program.schema import JSON, Count
 from training.config.lr_schedule import Schedule
 
-STAGE_OVER = "stage_over"
-"""What a run's folder has from the end of a stage until the next one begins: the iteration."""
-
-
-@dataclass(slots=True)
-class StageEnd:
-    """Whether training in this process has come to the end of a stage that another follows."""
-
-    iteration: int | None = None
-
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class StageConfig:

@@ -29,7 +29,6 @@ from training.checkpoint.state import JSON
 from training.config.lr_schedule import Schedule
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.config.stage_config import STAGE_OVER
 from training.loop import Reason
 from training.progress import Progress
 from training.run_dir import fingerprint, kept_schedule
@@ -165,8 +164,7 @@ def write_run_files(
     try:
         text = dump(dataclasses.replace(recipe or config, run_dir=None))
         replace_file(run_dir / "config.toml", text.encode(), suffix=".unfinished", durable=False)
-        for name in ("requeue", STAGE_OVER):
-            (run_dir / name).unlink(missing_ok=True)
+        (run_dir / "requeue").unlink(missing_ok=True)
         if progress.iteration < config.train.train_iters or not config.own_stage.is_last:
             (run_dir / "done").unlink(missing_ok=True)
     except OSError as error:
@@ -174,9 +172,8 @@ def write_run_files(
 
 
 def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> None:
-    """Leave ``done``, ``requeue`` or ``stage_over`` for the launcher: the run's end, a request to continue, another
-    stage."""
-    name = {"done": "done", "requested": "requeue", "stage": STAGE_OVER}.get(reason)
+    """Leave ``done`` or ``requeue`` for the launcher: the run's end, or a request to continue."""
+    name = {"done": "done", "requested": "requeue"}.get(reason)
     if name is not None and ranks.rank == 0:
         try:
             (run_dir / name).write_text(f"{progress.iteration}\n")

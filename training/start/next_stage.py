@@ -14,26 +14,10 @@ from pathlib import Path
 
 from parallel.launch import STAGE
 from program.errors import SharedMistake
-from program.untrusted import InputError, read_text
 from training.cli.elastic import elastic_layout
 from training.config.run_config import RunConfig
-from training.config.stage_config import STAGE_OVER
-from training.start.rank import RunStart
 
 PROGRAM = Path(__file__).resolve().parents[2] / "pretrain_gpt.py"
-
-
-def ended(start: RunStart) -> int | None:
-    """The iteration at which a stage has ended that this process is to begin another one after; None where it is not:
-    the run is done, or was asked to end here, or this is a local rank, whose parent begins it."""
-    if start.identity is not None and start.identity.port is not None:
-        return None
-    if start.ended.iteration is not None or start.identity is not None or start.nproc == 1:
-        return start.ended.iteration
-    try:
-        return int(read_text(start.run_dir / STAGE_OVER))  # of this machine's own ranks
-    except (OSError, ValueError, InputError):
-        return None
 
 
 def saved(environ: Mapping[str, str]) -> int | None:

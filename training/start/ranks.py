@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from parallel import failures, launch, local_ranks, output
-from parallel.failures import STOPPED
+from parallel.failures import NEXT_STAGE, STOPPED
 from parallel.layout import smallest_world
 from program.errors import UserError
 from program.processes import die_with_parent
@@ -116,12 +116,12 @@ def start(
             recipe=recipe if plan else None, later=later,
         )  # fmt: skip
         code = train_ranks(ready)
-    if code or (saved := next_stage.ended(ready)) is None:
+    if code != NEXT_STAGE or (identity is not None and identity.port is not None):  # whose parent begins it
         return code
     if request.number is not None:  # after the last iteration: the next start begins the next stage
         return STOPPED
-    begin_next(saved)
-    return code
+    begin_next(config.train.train_iters)
+    return 0
 
 
 def train_ranks(start: RunStart) -> int:
@@ -138,8 +138,9 @@ def train_ranks(start: RunStart) -> int:
     report = start.config.log.report
     with recorded_start(start.run_dir, lock, start_dir, start.rank.world_size, launcher, report) as record:
         starts.begin_start(start_dir)
-        record.code = watched_ranks(start, start_dir)
-    return record.code
+        code = watched_ranks(start, start_dir)
+        record.code = 0 if code == NEXT_STAGE else code
+    return code
 
 
 def watched_ranks(start: RunStart, start_dir: Path) -> int:
@@ -152,7 +153,7 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
             code, failure = failures.guard(partial(run, watching.heartbeat), me)
             failure = watching.settle(failure)
             watching.heartbeat.code = code
-        if start.ended.iteration is not None:
+        if code == NEXT_STAGE:
             watching.heartbeat.dismiss()
     elif cuda and launch.choose_device(config.device, os.environ) == "cuda":
         environ = {**os.environ, ATTEMPT: start.lock.attempt} if start.lock else os.environ
@@ -167,8 +168,9 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
 
         def watched_run(rank: launch.Identity) -> int:
             with watch(rank) as watching, no_sudden_end():
-                watching.heartbeat.code = run(watching.heartbeat, rank)
-            return watching.heartbeat.code
+                code = run(watching.heartbeat, rank)
+                watching.heartbeat.code = 0 if code == NEXT_STAGE else code
+            return code
 
         code, failure = local_ranks.fork_ranks(nproc, watched_run)
         failure = RankMonitor(folder=start_dir, identity=me, host=launch.node_name(os.environ), launches=True).settle(

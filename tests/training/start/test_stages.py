@@ -123,7 +123,7 @@ def test_stages_follow_one_another(recipe: Path, undisturbed: Path) -> None:
     b, a = source_keys(prepare(last, None), last.data, 96)
     assert (read["iteration"], read["samples"]) == (6, 36)
     assert [[read[when][key][1] for key in (a, b)] for when in ("before", "now")] == [[6, 6], [10, 18]]
-    assert sum(count for _, count in read["now"].values()) == 24 + 12 + 16
+    assert sum(count for _, count, _ in read["now"].values()) == 24 + 12 + 16
 
 
 def test_killed_and_stopped_in_other_layouts_it_is_the_same(recipe: Path, undisturbed: Path, tmp_path: Path) -> None:
