@@ -20,6 +20,7 @@ from parallel.layout import Layout, layout_of, world_problems
 from parallel.megatron_fields import parse
 from parallel.nccl_options import nccl_problems
 from parallel.stages import stage_problems
+from program.limits import too_small
 from training.config import divisibility, incompatible
 from training.config.activation_offload import fine_grained_problems, offload_number_problems
 from training.config.batch_schedule import BatchSchedule
@@ -163,11 +164,7 @@ class RunConfig:
 
     def _own_problems(self) -> list[str]:
         """What is wrong with the fields that are in no section."""
-        found = [
-            f"{name} must be 1 or more, found {size}."
-            for name, size in (("nproc", self.nproc), ("world_size", self.world_size))
-            if size is not None and size < 1
-        ]
+        found = too_small(self, "", 1, "nproc", "world_size")
         found += form_problems("data.transform", self.data.transform) if self.data.transform is not None else []
         if self.world_size is not None and not self.dry_run:
             found.append("world_size is what --dry_run plans for; a run takes its ranks from nproc, torchrun or srun.")
