@@ -34,7 +34,7 @@ from tools.plan.search.ranking import distinct
 from tools.plan.search.request import AXES, SWITCHES, PlanRequest
 from tools.plan.search.selection import fitting
 from tools.plan.search.switches import switched
-from tools.shared.written import check_file, check_new
+from tools.shared.written import check_file, check_new, write_file
 from training.config.activation_offload import offloaded_share
 from training.config.divisibility import sequence_problems
 from training.config.optimizer_config import OptimizerConfig
@@ -178,9 +178,9 @@ def _finish(
         if not chosen.fits:
             print("written as it was asked for, though it does not fit: see above.", file=sys.stderr)
     if flags.report is not None:
-        from tools.plan.report.page import write_page
+        from tools.plan.report.page import PLACE, render
 
-        write_page(flags.report, narrowed, plans, rows, chosen, base)
+        write_file(flags.report, render(narrowed, plans, rows, chosen, base).encode(), *PLACE)
         print(f"written: {flags.report}")
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from parallel.layout import smallest_world
 from program.errors import UserError
 from program.printing import columns
 from tools.plan.flags import StagesFlags
@@ -17,6 +18,7 @@ from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.config.stages import of_stage
 from training.config.stages import stages as stages_of_run
+from training.memory.planned import planned_precision
 
 
 def stages(flags: StagesFlags) -> None:
@@ -70,13 +72,6 @@ def _priced(flags: StagesFlags, stage: RunConfig) -> PricedLayout:
 
 def _sizes(config: RunConfig) -> dict[str, Any]:
     """The axes that a recipe has decided; recomputation and ZeRO are the planner's."""
-    parallel, precision = config.parallel, config.precision
-    return {
-        "tp": parallel.tensor_model_parallel_size,
-        "pp": parallel.pipeline_model_parallel_size,
-        "vpp": parallel.virtual_pipeline_model_parallel_size or 1,
-        "cp": parallel.context_parallel_size,
-        "ep": parallel.expert_model_parallel_size,
-        "mbs": config.train.micro_batch_size,
-        "precision": {"fp4": "nvfp4", None: precision.dtype}.get(precision.products, precision.products),
-    }
+    layout = config.layout(smallest_world(config.parallel))
+    sizes = {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep")}
+    return sizes | {"mbs": config.train.micro_batch_size, "precision": planned_precision(config.precision)}

@@ -72,11 +72,8 @@ def _kept(entries: Mapping[str, JSON]) -> dict[str, JSON]:
 def _cursors(kept: JSON, count: int) -> dict[int, str]:
     """Those of ``count`` streams that ``noted`` wrote; what is none counts as missing."""
     given = kept if isinstance(kept, dict) else {}
-    return {number: given[str(number)] for number in range(count) if _is_cursor(given.get(str(number)))}
-
-
-def _is_cursor(text: JSON) -> bool:
-    return isinstance(text, str) and re.fullmatch(r"\d{1,18}( \d{1,18}){1,8}", text) is not None
+    texts = {number: str(given.get(str(number))) for number in range(count)}
+    return {number: text for number, text in texts.items() if re.fullmatch(r"\d{1,18}( \d{1,18}){1,8}", text)}
 
 
 def resumed(source: Samples, cursors: Sequence[Mapping[int, str]]) -> Samples:

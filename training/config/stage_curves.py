@@ -1,7 +1,7 @@
 """The curves of learning rate and weight decay of a run with ``[[stage]]`` tables."""
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from program.errors import SharedMistake
@@ -17,6 +17,12 @@ CURVE = frozenset({
     "weight_decay", "start_weight_decay", "end_weight_decay", "weight_decay_incr_style", "weight_decay_incr_samples",
 })  # fmt: skip
 """Of the optimizer: with one of these a curve of learning rate and weight decay begins, at the stage's first sample."""
+
+FRESH = (
+    "lr_warmup", "lr_decay_iters", "lr_decay_samples", "lr_wsd_decay_iters", "lr_wsd_decay_samples",
+    "start_weight_decay", "end_weight_decay", "weight_decay_incr",
+)  # fmt: skip
+"""What fields begin with that no curve takes over from the one before."""
 
 
 def with_curves(recipe: RunConfig, found: Sequence[RunConfig], at: RunPosition | None) -> list[RunConfig]:
@@ -63,9 +69,9 @@ def _continued(optimizer: OptimizerConfig, before: Schedule, stage: RunConfig, n
 
     before: the curve that ends here. Raises SharedMistake where that leaves no rate.
     """
-    first, asked, default = stage.own_stage.first, stage.optimizer, OptimizerConfig()
+    first, asked = stage.own_stage.first, stage.optimizer
     rates = before.rates(first.samples)
-    fresh = {name: getattr(default, name) for name in CURVE if name.startswith(("lr_warmup", "lr_decay_iters"))}
+    fresh: dict[str, Any] = {one.name: one.default for one in fields(OptimizerConfig) if one.name.startswith(FRESH)}
     lr = asked.lr if "lr" in named else rates.learning_rate
     if lr == 0:
         raise SharedMistake(
@@ -76,16 +82,8 @@ def _continued(optimizer: OptimizerConfig, before: Schedule, stage: RunConfig, n
         **fresh,
         "lr": lr,
         "min_lr": min(optimizer.min_lr, lr),
-        "lr_warmup_samples": 0,
-        "lr_decay_samples": None,
-        "lr_wsd_decay_iters": None,
-        "lr_wsd_decay_samples": None,
         "decoupled_lr": rates.decoupled_learning_rate,
         "weight_decay": rates.weight_decay,
-        "start_weight_decay": None,
-        "end_weight_decay": None,
-        "weight_decay_incr_style": "constant",
-        "weight_decay_incr_samples": None,
     }
     if rates.decoupled_learning_rate is not None:
         least = optimizer.min_lr if optimizer.decoupled_min_lr is None else optimizer.decoupled_min_lr

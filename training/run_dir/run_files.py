@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from data.gaps import NO_GAPS, Gaps
@@ -26,6 +27,7 @@ from training.checkpoint.restoring import Restored
 from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import entry_of
 from training.checkpoint.state import JSON
+from training.config.checkpoint_config import CheckpointConfig
 from training.config.lr_schedule import Schedule
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
@@ -38,6 +40,12 @@ from training.run_dir.kept_schedule import RECIPE
 from training.run_dir.resume_report import Now, card, recipe_of
 from training.run_dir.tokenizer_files import tokenizer_files
 from training.step import RankParts
+
+OF_THIS_RUN = (
+    "load", "bucket", "bucket_keep", "finetune", "no_load_optim", "no_load_rng", "override_opt_param_scheduler",
+    "use_checkpoint_opt_param_scheduler",
+)  # fmt: skip
+"""Fields of ``checkpoint`` that no checkpoint carries into another run."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -75,7 +83,9 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path, beat: Callable[
     progress = restored.progress
     _check_stage(config, progress, restored.path)
     branches_at = None if restored.own else progress.consumed_samples
-    kept_one = on_first_rank(lambda: _continued(restored), ranks)
+    kept_one = None
+    if restored.optimizer_restored:  # else it starts fresh, and so does the schedule
+        kept_one = on_first_rank(partial(kept_schedule.continued, restored.path, restored.entries), ranks)
     if config.own_stage.curve.iteration == progress.iteration > 0:
         kept_one = dataclasses.replace(config.schedule, begins_at=progress.consumed_samples)
     schedule, said = kept_schedule.chosen(config, kept_one, branches_at)
@@ -130,11 +140,6 @@ def _over(schedule: Schedule, progress: Progress, rate: float) -> str:
     return ": the schedule is over" + ("" if rate else ", and no update changes a weight any more")
 
 
-def _continued(restored: Restored) -> Schedule | None:
-    """The schedule that goes on with the optimizer's state; None where that starts fresh."""
-    return kept_schedule.continued(restored.path, restored.entries) if restored.optimizer_restored else None
-
-
 def _now(config: RunConfig, prepared: Prepared, schedule: Schedule, restored: Restored, ranks: Ranks) -> Now:
     own = checkpoint_contents(config, prepared, schedule, {})
     before, unreadable = recipe_of(restored.path / RECIPE)
@@ -187,7 +192,7 @@ def checkpoint_contents(
     """What a checkpoint carries beside tensors: its configuration and tokenizer, so that it can start a run, and what
     lies beside the tokenizer, so that it can be exported whole. before: entries of the checkpoint that this run
     started from."""
-    tokenizer, kept_tokenizer = prepared.tokenizer, carried(prepared.tokenizer)
+    tokenizer, kept_tokenizer, default = prepared.tokenizer, carried(prepared.tokenizer), CheckpointConfig()
     # What ends a document is noted, though a file beside a tokenizer.json may say it.
     eod_token = tokenizer.eod_text if isinstance(tokenizer, JsonTokenizer) else config.data.eod_token
     own = dataclasses.replace(
@@ -197,17 +202,7 @@ def checkpoint_contents(
         begin=None,
         data=dataclasses.replace(config.data, tokenizer=kept_tokenizer.name, eod_token=eod_token),
         train=dataclasses.replace(config.train, decay_from=None, decay_iters=None),
-        checkpoint=dataclasses.replace(
-            config.checkpoint,
-            load=None,
-            bucket=None,  # this run's alone
-            bucket_keep=None,
-            finetune=False,
-            no_load_optim=False,
-            no_load_rng=False,
-            override_opt_param_scheduler=False,
-            use_checkpoint_opt_param_scheduler=False,
-        ),
+        checkpoint=dataclasses.replace(config.checkpoint, **{name: getattr(default, name) for name in OF_THIS_RUN}),
     )
     entries: dict[str, JSON] = stage_entry.noted(config) | {
         SCHEDULE: entry_of(schedule),
