@@ -13,6 +13,7 @@ from training import loop
 from training.batches import Stream
 from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig
+from training.health.update_policy import HealthPolicy
 from training.memory.host_room import check_host_room
 from training.memory.out_of_memory import explain_out_of_memory
 from training.parts.announcement import announce, say_the_end
@@ -32,7 +33,6 @@ from training.step import (
     StepRequests,
     StepResult,
     UpdateDecision,
-    UpdatePolicy,
     skip_overflows,
     train_step,
 )
@@ -124,7 +124,7 @@ def one_step(
     requests: StepRequests,
     *,
     schedule: Callable[[], Schedule] | None = None,
-    policy: UpdatePolicy | None = None,
+    policy: HealthPolicy | None = None,
     before_update: Callable[[], None] = lambda: None,
 ) -> tuple[Progress, StepResult]:
     """The iteration after ``progress``: its batch, its learning rate, its update.

@@ -8,7 +8,7 @@ fault costs two steps' time and leaves no trace in the training.
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from training.health.nonfinite_probe import NonfiniteProbe
 from training.health.replay import Before, Trace
 from training.progress import Progress
 from training.run_dir.history import Note, unnoted
-from training.step import GradientResult, StepResult, UpdateDecision, skip_overflows
+from training.step import GradientResult, StepAgain, StepResult, UpdateDecision, skip_overflows
 
 MOST_SKIPS = 10
 """Updates skipped in a row, after which something is wrong with more than the data."""
@@ -67,11 +67,7 @@ class NonFinite:
         self.probe.forget()
 
     def replay(
-        self,
-        step: Callable[[Callable[[GradientResult], UpdateDecision]], StepResult],
-        first: StepResult,
-        microbatches: Sequence[Batch | None],
-        progress: Progress,
+        self, step: StepAgain, first: StepResult, microbatches: Sequence[Batch | None], progress: Progress
     ) -> StepResult:
         """The same step once more: it updates if it is finite now. Raises SharedFault where training cannot go on.
 
