@@ -28,14 +28,7 @@ from training.run_dir import fingerprint, run_files
 from training.run_dir.history import noted_by
 from training.run_dir.kept_schedule import RECIPE
 from training.run_dir.shared_check import check_shared
-from training.step import (
-    RankParts,
-    StepRequests,
-    StepResult,
-    UpdateDecision,
-    skip_overflows,
-    train_step,
-)
+from training.step import RankParts, StepRequests, StepResult, UpdateDecision, skip_overflows, train_step
 from training.watchdog.heartbeat import Heartbeat
 
 

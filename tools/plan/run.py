@@ -97,7 +97,7 @@ def compare(flags: CompareFlags) -> None:
     """Predicted against measured steps on this machine."""
     from tools.plan.calibrate import compare as calibrated
 
-    _refuse(flags)
+    refuse(flags)
     base = load(flags.recipe) if flags.recipe is not None else None
     calibrated.compare(asked(calibrated.filled(flags), base), base)
 
@@ -116,14 +116,15 @@ def calibrate(flags: CalibrateFlags) -> None:
     command.calibrate(flags.output)
 
 
-def _refuse(flags: RequestFlags) -> None:
+def refuse(flags: RequestFlags) -> None:
+    """Raises UserError for values that no flag has."""
     if found := list(flags.problems()):
         raise UserError("\n".join(found))
 
 
 def _request(flags: RequestFlags) -> tuple[RunConfig | None, PlanRequest]:
     """The recipe, if one was named, and the question; warns of links that were never measured."""
-    _refuse(flags)
+    refuse(flags)
     base = _first_stage(load(flags.recipe), flags.recipe) if flags.recipe is not None else None
     question = asked(flags, base)
     if question.num_gpus > 1 and (warning := made_up_links(question.cluster)):

@@ -9,7 +9,7 @@ from program.errors import UserError
 from program.printing import columns
 from tools.plan.flags import StagesFlags
 from tools.plan.report.results import dollars
-from tools.plan.run import asked
+from tools.plan.run import asked, refuse
 from tools.plan.search import rejections
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import PricedLayout, price
@@ -24,8 +24,7 @@ from training.memory.planned import planned_precision
 def stages(flags: StagesFlags) -> None:
     """Print a row for each stage, and the sum. Raises UserError for a recipe without stages, and for a stage that no
     layout fits."""
-    if found := list(flags.problems()):
-        raise UserError("\n".join(found))
+    refuse(flags)
     plan = _plan(flags.recipe)
     chosen = [_priced(flags, one) for one in plan]
     rows = [("[[stage]]", "iterations", "tokens", "seq_length", "step s", "days", "GiB", "layout")]

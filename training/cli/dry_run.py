@@ -54,18 +54,18 @@ def describe(config: RunConfig, explicit: frozenset[str] = frozenset()) -> str:
             at = position(checkpoints(Path(config.run_dir or "runs/run")), config.checkpoint)
     plan = stages_of_run(config, at)
     if not plan:
-        recipe_config, parts = described(config, explicit)
+        recipe_config, _, parts = described(config, explicit)
         recipe = parse.dump(replace(recipe_config, dry_run=False, world_size=None))
     else:
         each = [described(one, explicit) for one in plan]
-        parts = [stage_table([done for done, _ in each])]
-        for one, own in each:
+        parts = [stage_table([one[:2] for one in each])]
+        for one, _, own in each:
             parts += [[f"[[stage]] {one.own_stage.first.name}"], *own]
     return recipe + "".join(f"#\n{_comment(part)}" for part in parts if part).removeprefix("#\n").rstrip("\n")
 
 
-def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, list[list[str]]]:
-    """A configuration as it would run, and its plan in paragraphs. Raises UserError as ``describe``."""
+def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, Layout, list[list[str]]]:
+    """A configuration as it would run, its layout, and its plan in paragraphs. Raises UserError as ``describe``."""
     given = config.world_size or config.nproc or smallest_world(config.parallel)
     debugging = debugged(config, given, explicit, {}, cuda=config.device != "cpu")
     config = debugging.config
@@ -76,7 +76,7 @@ def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, l
     config, world_size = replace(config, parallel=fitted.config.parallel), fitted.world_size
     layout = config.layout(world_size)
     shape = resolve(config.model, vocabulary_size(config))
-    return config, [
+    paragraphs = [
         debugging.lines,
         [*([fitted.words] if fitted.words else []), f"plan for {world_size:,} ranks: {layout}"],
         grid(layout) + (expert_grid(layout) if shape.num_moe_experts else []),
@@ -88,17 +88,15 @@ def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, l
         saving(config, shape),
         [f"warning: {text}" for text in missing(config) + warnings.warnings(config, shape, layout)],
     ]
+    return config, layout, paragraphs
 
 
-def stage_table(configs: Sequence[RunConfig]) -> list[str]:
+def stage_table(planned_stages: Sequence[tuple[RunConfig, Layout]]) -> list[str]:
     """The run's ``[[stage]]`` tables, a row each; memory is that of the fullest rank."""
     rows = [("[[stage]]", "iterations", "samples", "tokens", "seq_length", "batch", "learning rate", "GiB", "layout")]
-    for config in configs:
-        world_size = elastic_layout(
-            config, config.world_size or config.nproc or smallest_world(config.parallel)
-        ).world_size
-        layout, shape = config.layout(world_size), resolve(config.model, vocabulary_size(config))
-        case = as_case(config, world_size, shape, planned_modules(config))
+    for config, layout in planned_stages:
+        shape = resolve(config.model, vocabulary_size(config))
+        case = as_case(config, layout.world_size, shape, planned_modules(config))
         held = of_stages(case, shape, range(len(stages(shape, config.parallel))))
         first, end = config.own_stage.first, config.own_stage.end
         last = max(end.samples - config.train.global_batch_size, first.samples)
@@ -110,7 +108,7 @@ def stage_table(configs: Sequence[RunConfig]) -> list[str]:
              " to ".join(f"{rate:.3g}" for rate in rates), f"{max(part.total for part in held) / 2**30:.2f}",
              str(layout))
         )  # fmt: skip
-    said = f"{len(configs)} stages, {end.iteration:,} iterations, {end.tokens:,} tokens:"
+    said = f"{len(planned_stages)} stages, {end.iteration:,} iterations, {end.tokens:,} tokens:"
     return [said, *columns(rows, left=(0, 8))]
 
 

@@ -31,13 +31,7 @@ from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig, state_problems
 from training.config.ranges import range_problems
 from training.config.schedules import batch_problems, batch_schedule, learning_schedule
-from training.config.small_sections import (
-    EvalConfig,
-    FaultConfig,
-    ProfileConfig,
-    profile_problems,
-    validation_problems,
-)
+from training.config.small_sections import EvalConfig, FaultConfig, ProfileConfig, profile_problems, validation_problems
 from training.config.stage_config import WHOLE_RUN, Begin, StageConfig
 from training.config.train_config import TrainConfig
 
