@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from parallel.megatron_fields import megatron_field_problems, parse
+from program.limits import too_small
 from program.schema import structured
 
 OWNED_DDP_FIELDS = frozenset(
@@ -169,23 +170,12 @@ class ParallelConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone; ``RunConfig.problems`` (training/config) has the rest."""
-        sizes = {
-            "tensor_model_parallel_size": self.tensor_model_parallel_size,
-            "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
-            "context_parallel_size": self.context_parallel_size,
-            "expert_model_parallel_size": self.expert_model_parallel_size,
-            "expert_tensor_parallel_size": self.expert_tensor_parallel_size,
-            "virtual_pipeline_model_parallel_size": self.virtual_pipeline_model_parallel_size,
-            "num_layers_in_first_pipeline_stage": self.num_layers_in_first_pipeline_stage,
-            "num_layers_in_last_pipeline_stage": self.num_layers_in_last_pipeline_stage,
-            "ddp_bucket_size": self.ddp_bucket_size,
-            "num_distributed_optimizer_instances": self.num_distributed_optimizer_instances,
-        }
-        found = [
-            f"parallel.{name} must be 1 or more, found {size}."
-            for name, size in sizes.items()
-            if size is not None and size < 1
-        ]
+        found = too_small(
+            self, "parallel.", 1, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+            "expert_model_parallel_size", "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size",
+            "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "ddp_bucket_size",
+            "num_distributed_optimizer_instances",
+        )  # fmt: skip
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             found.append("parallel.sequence_parallel needs parallel.tensor_model_parallel_size > 1.")
         if self.overlap_param_gather and not (self.overlap_grad_reduce and self.sharding != "no_shard"):
@@ -372,12 +362,8 @@ class PrecisionConfig:
                 'precision.fp8_shadow: expected "warn" or "stop", iterations and perhaps a bound above 0, such as '
                 f'"warn:500" or "stop:500:0.25", found "{self.fp8_shadow}".'
             )
-        for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
-            if getattr(self, name) < 0:
-                found.append(f"precision.{name} must be 0 or more, found {getattr(self, name)}.")
+        found += too_small(self, "precision.", 0, "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
         if self.loss_scale is not None and self.dtype != "fp16":
             found.append(f'precision.loss_scale is for precision.dtype = "fp16", found "{self.dtype}".')
-        for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
-            if getattr(self, name) <= 0:
-                found.append(f"precision.{name} must be above 0, found {getattr(self, name)}.")
-        return found
+        scale = "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"
+        return found + too_small(self, "precision.", None, *scale)

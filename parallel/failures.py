@@ -33,6 +33,9 @@ ECHOES = (
 )
 STOPPED = 75
 """Exit code of a run that was asked to stop, has saved, and is to be continued (EX_TEMPFAIL of sysexits.h)."""
+NEXT_STAGE = 76
+"""Of a rank whose ``[[stage]]`` is over, where another follows: for the process that begins that, and no other."""
+GOOD_ENDS = (0, STOPPED, NEXT_STAGE)
 
 
 class SharedCause(NamedTuple):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from parallel.failures import STOPPED, Failure, guard, interrupted
+from parallel.failures import GOOD_ENDS, STOPPED, Failure, guard, interrupted
 from parallel.forwarding import Forwarding, forwarding
 from parallel.launch import LISTEN_FD, Identity
 from program.durable import replace_file
@@ -124,7 +124,7 @@ class Ended:
 
     @property
     def well(self) -> bool:
-        return self.came_to_end and self.code in (0, STOPPED)
+        return self.came_to_end and self.code in GOOD_ENDS
 
 
 def _wait(
@@ -184,7 +184,7 @@ def _fault_code(end: Ended) -> int:
     """What the run exits with. An end before the end is neither done nor stopped on request nor bad input."""
     if end.code < 0:
         return 128 - end.code
-    return end.code if end.came_to_end or end.code not in (0, 2, STOPPED) else 1
+    return end.code if end.came_to_end or end.code not in (2, *GOOD_ENDS) else 1
 
 
 def _how(end: Ended) -> str:
@@ -226,7 +226,7 @@ def spawn_ranks(
         ended = _wait(ranks)
     for process in processes:
         process.returncode = ended[ranks[process.pid]].code
-    failed = sorted((end.at, rank) for rank, end in ended.items() if end.code not in (0, STOPPED))
+    failed = sorted((end.at, rank) for rank, end in ended.items() if end.code not in GOOD_ENDS)
     if not failed:
         return max(end.code for end in ended.values())
     first = failed[0][1]

@@ -12,9 +12,9 @@ QUOTED = 100
 """Characters of a command line or a file that a message quotes."""
 
 
-def cut_short(text: str) -> str:
+def cut_short(text: str, most: int = QUOTED) -> str:
     """What a message quotes of ``text``, which may be of any length."""
-    return text if len(text) <= QUOTED else f"{text[:QUOTED]}…"
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _spelled(character: str) -> str:

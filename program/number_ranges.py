@@ -14,9 +14,9 @@ def read_ranges(given: Sequence[int | str]) -> tuple[NumberRange, ...]:
     return merged(_read(one) for one in given)
 
 
-def merged(ranges: Iterable[NumberRange]) -> tuple[NumberRange, ...]:
+def merged[N: (int, float)](ranges: Iterable[tuple[N, N]]) -> tuple[tuple[N, N], ...]:
     """The same numbers in as few ranges as can be, ascending."""
-    found: list[NumberRange] = []
+    found: list[tuple[N, N]] = []
     for first, end in sorted(ranges):
         if found and first <= found[-1][1]:
             found[-1] = found[-1][0], max(end, found[-1][1])

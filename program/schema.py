@@ -110,7 +110,11 @@ def _read(value: object, kind: Any, place: str, reading: SchemaWalk) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass(value, kind, place, reading)
     if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple, which JSON has as a list
-        found = _list(value, types.GenericAlias(tuple, tuple(_hints(kind).values())), place, reading)
+        hints = tuple(_hints(kind).values())
+        least = len(hints) - len(getattr(kind, "_field_defaults", ()))
+        if isinstance(value, (list, tuple)) and least <= len(value) < len(hints):
+            hints = hints[: len(value)]
+        found = _list(value, types.GenericAlias(tuple, hints), place, reading)
         return kind(*found) if found is not None else None
     return _scalar(value, kind, place, reading)
 
@@ -273,6 +277,13 @@ def _shown_structure(value: object) -> str:
         return str(value)
     except ValueError:  # digits of a number within it, which Python does not write out
         return "a list with a number of thousands of digits"
+
+
+def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """JSON's objects and lists, with all else within them changed."""
+    if isinstance(value, Mapping):
+        return {name: with_leaves(inner, change) for name, inner in value.items()}
+    return [with_leaves(inner, change) for inner in value] if isinstance(value, list | tuple) else change(value)
 
 
 def type_name(expected: Any) -> str:

@@ -54,13 +54,8 @@ class BatchStream:
     ) -> None:
         """packing: how documents are kept apart; None: each sample is one text. gaps: in the order of samples."""
         at, layout = ranks.at, ranks.layout
-        self.ranks, self.schedule, self.micro_batch_size, self.consumed_samples = (
-            ranks,
-            schedule,
-            micro_batch_size,
-            consumed_samples,
-        )
-        self.packing, self.gaps = packing, gaps
+        self.ranks, self.schedule, self.micro_batch_size = ranks, schedule, micro_batch_size
+        self.consumed_samples, self.packing, self.gaps = consumed_samples, packing, gaps
         self.newest: list[Batch | None] = []
         """What ``next`` gave last."""
         every_stage = packing is not None and packing.by_document

@@ -7,7 +7,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -94,21 +94,8 @@ class RankParts:
     ranks: Ranks
 
 
-class UpdatePolicy(Protocol):
-    """Stands before the update. Collective: all ranks decide alike."""
-
-    def decide(self, gradients: GradientResult) -> UpdateDecision:
-        """Whether weights are updated with these gradients. Raises SharedFault where training must not go on."""
-        ...
-
-    def replay(
-        self,
-        step: Callable[[Callable[[GradientResult], UpdateDecision]], StepResult],
-        first: StepResult,
-        microbatches: Sequence[Batch | None],
-    ) -> StepResult:
-        """The step that counts, after ``decide`` answered REPLAY. step: the same step, by another decision."""
-        ...
+type StepAgain = Callable[[Callable[[GradientResult], UpdateDecision]], StepResult]
+"""The same step, by another decision."""
 
 
 def skip_overflows(gradients: GradientResult) -> UpdateDecision:

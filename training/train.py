@@ -7,12 +7,13 @@ from functools import partial
 from data.prepared import Prepared
 from models.resolve import resolve
 from parallel import groups, metrics
-from parallel.failures import STOPPED
+from parallel.failures import NEXT_STAGE, STOPPED
 from parallel.launch import Identity
 from training import loop
 from training.batches import Stream
 from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig
+from training.health.update_policy import HealthPolicy
 from training.memory.host_room import check_host_room
 from training.memory.out_of_memory import explain_out_of_memory
 from training.parts.announcement import announce, say_the_end
@@ -27,15 +28,7 @@ from training.run_dir import fingerprint, run_files
 from training.run_dir.history import noted_by
 from training.run_dir.kept_schedule import RECIPE
 from training.run_dir.shared_check import check_shared
-from training.step import (
-    RankParts,
-    StepRequests,
-    StepResult,
-    UpdateDecision,
-    UpdatePolicy,
-    skip_overflows,
-    train_step,
-)
+from training.step import RankParts, StepRequests, StepResult, UpdateDecision, skip_overflows, train_step
 from training.watchdog.heartbeat import Heartbeat
 
 
@@ -69,7 +62,7 @@ def train(
         config = with_recipe(config, shape, ranks)
         run = TrainingRun(
             config=config, prepared=prepared, device=ready.device, run_dir=run_dir, stop=ready.stop, lock=ready.lock,
-            tasks=ready.tasks, recipe=ready.recipe, ended=ready.ended, shape=shape, ranks=ranks, heartbeat=heartbeat,
+            tasks=ready.tasks, recipe=ready.recipe, shape=shape, ranks=ranks, heartbeat=heartbeat,
             note=noted_by(run_dir, ranks.rank, ready.lock.attempt if ready.lock else ""),
         )  # fmt: skip
         announce(run)
@@ -89,21 +82,21 @@ def train(
         )  # fmt: skip
         save = heartbeat.within("save", companions.saves)
         progress, reason = loop.run(
-            config.train, config.checkpoint, begun.progress, step, save, companions.callbacks, end_of(config)
+            config.train,
+            config.checkpoint,
+            begun.progress,
+            step,
+            save,
+            companions.callbacks,
+            "done" if config.own_stage.is_last else "stage",
         )
         stream.close()
         run_files.mark(run_dir, progress, reason, ranks)
-        ready.ended.iteration = progress.iteration if reason == "stage" else None
         if reason not in ("requested", "stage"):
             companions.samples.sample_at_end(progress)
         say_the_end(run, progress, reason)
         companions.recorder.close()
-    return STOPPED if reason == "requested" else 0
-
-
-def end_of(config: RunConfig) -> loop.Reason:
-    """Why training stops at ``train.train_iters``."""
-    return "done" if config.begin is None or config.begin.is_last else "stage"
+    return {"requested": STOPPED, "stage": NEXT_STAGE}.get(reason, 0)
 
 
 def meeting(config: RunConfig, prepared: Prepared) -> groups.Meeting:
@@ -124,7 +117,7 @@ def one_step(
     requests: StepRequests,
     *,
     schedule: Callable[[], Schedule] | None = None,
-    policy: UpdatePolicy | None = None,
+    policy: HealthPolicy | None = None,
     before_update: Callable[[], None] = lambda: None,
 ) -> tuple[Progress, StepResult]:
     """The iteration after ``progress``: its batch, its learning rate, its update.

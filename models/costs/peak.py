@@ -7,14 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.costs.activations import (
-    block_bytes,
-    depth_bytes,
-    in_flight,
-    lookup_bytes,
-    loss_bytes,
-    stream_bytes,
-)
+from models.costs.activations import block_bytes, depth_bytes, in_flight, lookup_bytes, loss_bytes, stream_bytes
 from models.costs.candidate import Candidate
 from models.costs.cases import FORMATS, Column, ColumnGroup, MemoryColumns, PeakBytes, element_bytes, tokens
 from models.costs.mixers import kind_bytes

@@ -4,13 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from models.costs.parameters import (
-    Parameter,
-    block_parameters,
-    embedding_parameters,
-    head_parameters,
-    mtp_parameters,
-)
+from models.costs.parameters import Parameter, block_parameters, embedding_parameters, head_parameters, mtp_parameters
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import expert_tensor_parallel_size

@@ -3,16 +3,7 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import (
-    LLAMA,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    UNBIASED,
-    WIDE_HEADS,
-    llama,
-    tiny,
-)
+from models.families.base import LLAMA, LLAMA_DEFAULTS, LLAMA_IMPLIED, LLAMA_NUMBERS, UNBIASED, WIDE_HEADS, llama, tiny
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture, Config, Unsupported

@@ -125,7 +125,7 @@ def test_two_stages_are_plain_training_of_one_and_then_the_other(tmp_path: Path)
     program = Program([str(recipe), "--run_dir", str(tmp_path / "run"), "--nproc", "1"], tmp_path / "output")
     assert program.communicate() and program.returncode == 0, program.communicate()
     lines = [line for line in read_jsonl(tmp_path / "run/metrics.jsonl") if "loss" in line]
-    configs = [one.config for one in stages(load_recipe(recipe))]
+    configs = stages(load_recipe(recipe))
     ranks.run_ranks(1, initial, configs[0], tmp_path)
     ranks.run_ranks(1, reference, configs, tmp_path)
     found = torch.load(tmp_path / "found.pt")

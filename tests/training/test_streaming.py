@@ -62,8 +62,7 @@ def test_positions_of_an_older_version_are_those_of_the_only_source() -> None:
     ]  # fmt: skip
     order: dict[str, JSON] = {"iteration": 1, "samples": 8, "before": {"x": ["5", 3]}, "now": {"x": ["5", 4, [3, 1]]}}
     entry, problems = structured(order, order_entry.OrderEntry)
-    assert not problems and order_entry.reads(entry.before) == {"x": Read("5", 3)}
-    assert order_entry.reads(entry.now) == {"x": Read("5", 4, (3, 1))}
+    assert not problems and entry.before == {"x": Read("5", 3)} and entry.now == {"x": Read("5", 4, (3, 1))}
 
 
 @pytest.mark.campaign  # of a blend: below; how it is read: tests/data/test_streaming.py
@@ -135,7 +134,7 @@ def test_a_blend_killed_and_resumed_in_other_layouts_over_stages_is_the_same(
         """Train the stage that the run is in."""
         given = configuration(run, *flags, *more, recipe=recipe)
         at = stage_entry.position(run / "checkpoints", given.checkpoint)
-        config = stage_at(stages(given, at), 0 if at is None else at.iteration).config
+        config = stage_at(stages(given, at), 0 if at is None else at.now.iteration)
         return train_or_fail(prepare(config, None), config, world_size)[0]
 
     for _ in range(2):

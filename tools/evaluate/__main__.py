@@ -17,6 +17,7 @@ from parallel import launch
 from program import command
 from program.errors import UserError
 from program.flags import parse_flags
+from program.limits import too_small
 from tools.evaluate.work import PLACE, ScoringJob, evaluate
 from tools.shared.loaded_model import on_ranks
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
@@ -55,9 +56,7 @@ class Evaluate(ModelFlags):
         found = []
         if not self.names:
             found.append("--tasks: expected names, with commas between.")
-        for name, least in (("limit", 1), ("num_fewshot", 0), ("micro_batch_size", 1)):
-            if (value := getattr(self, name)) is not None and value < least:
-                found.append(f"--{name} must be {least} or more, found {value}.")
+        found += too_small(self, "--", 1, "limit", "micro_batch_size") + too_small(self, "--", 0, "num_fewshot")
         if self.output is not None and not self.output.parent.is_dir():
             found.append(f"--output: no folder {self.output.parent}.")
         return found

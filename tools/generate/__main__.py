@@ -20,6 +20,7 @@ from parallel import launch
 from program import command
 from program.errors import UserError
 from program.flags import parse_flags
+from program.limits import too_small
 from program.untrusted import read_foreign
 from tools.generate.prompts import Prompt, new_tokens_for, prompt_of, read_prompts
 from tools.generate.work import Job, answer, converse
@@ -92,10 +93,7 @@ class Generate(ModelFlags):
         found = []
         if len(chosen) != 1:
             found.append(f"expected one of {', '.join(given)}; found {' and '.join(chosen) or 'none'}.")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            found.append(f"--max_new_tokens must be 1 or more, found {self.max_new_tokens}.")
-        if self.batch_size < 1:
-            found.append(f"--batch_size must be 1 or more, found {self.batch_size}.")
+        found += too_small(self, "--", 1, "max_new_tokens", "batch_size")
         if self.stream and (self.prompt is None or self.format == "jsonl"):
             found.append("--stream is for --prompt in format text.")
         if self.interactive and self.format == "jsonl":

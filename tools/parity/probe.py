@@ -21,7 +21,6 @@ from parallel.launch import Identity
 from training import checkpoint, train
 from training.batches import BatchStream
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule
 from training.forward_backward import run_schedule
 from training.parts.data import open_source
 from training.parts.model import build_parts
@@ -117,7 +116,7 @@ def open_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: P
     return BatchStream(
         lambda: open_source(prepared, config, "train"),
         ranks,
-        batch_schedule(config.train, config.model.seq_length),
+        config.batches,
         config.train.micro_batch_size,
         progress.consumed_samples,
         Packing.from_config(config.data, LINE_END),

@@ -9,6 +9,7 @@ from typing import Literal
 import tyro
 
 from parallel.launch import MOST_RANKS
+from program.limits import too_small
 from tools.plan.search.request import AXES
 
 LARGEST = {"num_gpus": MOST_RANKS, "global_batch_size": (1 << 31) - 1, "seq_length": 1 << 27, "mbs": 1 << 24}
@@ -111,9 +112,7 @@ class SearchFlags(RequestFlags):
 
     def problems(self) -> Iterator[str]:
         """Values that no flag has."""
-        yield from RequestFlags.problems(self)
-        if self.top < 1:
-            yield f"--top must be 1 or more, found {self.top}."
+        yield from (*RequestFlags.problems(self), *too_small(self, "--", 1, "top"))
         if self.tokens is not None and not 0 < self.tokens < math.inf:
             yield f"--tokens must be above 0, and finite, found {self.tokens:g}."
 
@@ -154,9 +153,7 @@ class TraceFlags(RequestFlags):
 
     def problems(self) -> Iterator[str]:
         """Values that no flag has."""
-        yield from RequestFlags.problems(self)
-        if self.layouts < 1:
-            yield f"--layouts must be 1 or more, found {self.layouts}."
+        yield from (*RequestFlags.problems(self), *too_small(self, "--", 1, "layouts"))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -34,7 +34,7 @@ from tools.plan.search.ranking import distinct
 from tools.plan.search.request import AXES, SWITCHES, PlanRequest
 from tools.plan.search.selection import fitting
 from tools.plan.search.switches import switched
-from tools.shared.written import check_file, check_new
+from tools.shared.written import check_file, check_new, write_file
 from training.config.activation_offload import offloaded_share
 from training.config.divisibility import sequence_problems
 from training.config.optimizer_config import OptimizerConfig
@@ -97,7 +97,7 @@ def compare(flags: CompareFlags) -> None:
     """Predicted against measured steps on this machine."""
     from tools.plan.calibrate import compare as calibrated
 
-    _refuse(flags)
+    refuse(flags)
     base = load(flags.recipe) if flags.recipe is not None else None
     calibrated.compare(asked(calibrated.filled(flags), base), base)
 
@@ -116,14 +116,15 @@ def calibrate(flags: CalibrateFlags) -> None:
     command.calibrate(flags.output)
 
 
-def _refuse(flags: RequestFlags) -> None:
+def refuse(flags: RequestFlags) -> None:
+    """Raises UserError for values that no flag has."""
     if found := list(flags.problems()):
         raise UserError("\n".join(found))
 
 
 def _request(flags: RequestFlags) -> tuple[RunConfig | None, PlanRequest]:
     """The recipe, if one was named, and the question; warns of links that were never measured."""
-    _refuse(flags)
+    refuse(flags)
     base = _first_stage(load(flags.recipe), flags.recipe) if flags.recipe is not None else None
     question = asked(flags, base)
     if question.num_gpus > 1 and (warning := made_up_links(question.cluster)):
@@ -135,13 +136,12 @@ def _first_stage(recipe: RunConfig, path: Path) -> RunConfig:
     """What a question about one recipe is asked of."""
     if not recipe.stage:
         return recipe
-    first = stages(recipe)[0]
     print(
-        f'{path} has [[stage]] tables: this plans the first, "{first.name}", alone. All of them: python -m tools.plan '
-        f"stages --recipe {path}",
+        f'{path} has [[stage]] tables: this plans the first, "{recipe.stage[0].name}", alone. All of them: python -m '
+        f"tools.plan stages --recipe {path}",
         file=sys.stderr,
     )
-    return first.config
+    return stages(recipe)[0]
 
 
 def _writable(page: Path | None, recipe: Path | None) -> None:
@@ -179,9 +179,9 @@ def _finish(
         if not chosen.fits:
             print("written as it was asked for, though it does not fit: see above.", file=sys.stderr)
     if flags.report is not None:
-        from tools.plan.report.page import write_page
+        from tools.plan.report.page import PLACE, render
 
-        write_page(flags.report, narrowed, plans, rows, chosen, base)
+        write_file(flags.report, render(narrowed, plans, rows, chosen, base).encode(), *PLACE)
         print(f"written: {flags.report}")
 
 

@@ -4,48 +4,50 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from parallel.layout import smallest_world
 from program.errors import UserError
 from program.printing import columns
 from tools.plan.flags import StagesFlags
 from tools.plan.report.results import dollars
-from tools.plan.run import asked
+from tools.plan.run import asked, refuse
 from tools.plan.search import rejections
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import PricedLayout, price
 from tools.plan.search.selection import fitting
 from training.config.recipe import load
 from training.config.run_config import RunConfig
-from training.config.stage_lengths import Stage
+from training.config.stages import of_stage
 from training.config.stages import stages as stages_of_run
+from training.memory.planned import planned_precision
 
 
 def stages(flags: StagesFlags) -> None:
     """Print a row for each stage, and the sum. Raises UserError for a recipe without stages, and for a stage that no
     layout fits."""
-    if found := list(flags.problems()):
-        raise UserError("\n".join(found))
+    refuse(flags)
     plan = _plan(flags.recipe)
     chosen = [_priced(flags, one) for one in plan]
     rows = [("[[stage]]", "iterations", "tokens", "seq_length", "step s", "days", "GiB", "layout")]
     days = [one.iterations * best.step_s / 86400 for one, best in zip(plan, chosen, strict=True)]
     for one, best, spent in zip(plan, chosen, days, strict=True):
+        first, end = one.own_stage.first, one.own_stage.end
         rows.append(
-            (one.name, f"{one.iterations:,}", f"{one.tokens:.3g}", f"{one.config.model.seq_length:,}",
+            (first.name, f"{one.iterations:,}", f"{end.tokens - first.tokens:.3g}", f"{one.model.seq_length:,}",
              f"{best.step_s:.3g}", f"{spent:.3g}", f"{best.total_bytes / 2**30:.1f}", str(best.layout))
         )  # fmt: skip
     print("\n".join(columns(rows, left=(0, 7), indent="")))
-    total, hourly = sum(days), asked(flags, plan[0].config).cluster.price.usd_per_gpu_hour
+    total, hourly = sum(days), asked(flags, plan[0]).cluster.price.usd_per_gpu_hour
     low, high = (sum(spent * getattr(best.interval, end) for spent, best in zip(days, chosen, strict=True))
                  for end in ("low", "high"))  # fmt: skip
     hours = 24 * (flags.num_gpus or 0)
     print(
-        f"the whole run: {plan[-1].end:,} iterations, {sum(one.tokens for one in plan):.3g} tokens, {total:.3g} days "
+        f"the whole run: {end.iteration:,} iterations, {end.tokens:.3g} tokens, {total:.3g} days "
         f"({low:.3g} to {high:.3g}) on {flags.num_gpus:,} GPUs, {dollars(total * hours * hourly)} at {hourly:g} USD "
         "per GPU and hour; saves, restarts and evaluation come on top (python -m tools.plan goodput)"
     )
 
 
-def _plan(recipe: Path | None) -> list[Stage]:
+def _plan(recipe: Path | None) -> list[RunConfig]:
     if recipe is None:
         raise UserError("--recipe is needed: a recipe with [[stage]] tables.")
     found = stages_of_run(load(recipe))
@@ -54,30 +56,21 @@ def _plan(recipe: Path | None) -> list[Stage]:
     return found
 
 
-def _priced(flags: StagesFlags, stage: Stage) -> PricedLayout:
+def _priced(flags: StagesFlags, stage: RunConfig) -> PricedLayout:
     """A stage's layout, or the best one, at its price. Raises UserError where nothing fits."""
-    sizes = {} if flags.layouts == "best" else _sizes(stage.config)
+    sizes = {} if flags.layouts == "best" else _sizes(stage)
     own = dataclasses.replace(flags, **{name: size for name, size in sizes.items() if getattr(flags, name) is None})
-    try:
-        question = asked(own, stage.config)
+    with of_stage(stage):
+        question = asked(own, stage)
         if not (layouts := candidates(question)):
             raise rejections.no_layout(question)
-        if not (plans := fitting(question, layouts, stage.config)):
+        if not (plans := fitting(question, layouts, stage)):
             raise rejections.nothing_fits(question, price(question, layouts))
-    except UserError as error:
-        raise UserError(f'[[stage]] "{stage.name}": {error}') from None
     return plans[0]
 
 
 def _sizes(config: RunConfig) -> dict[str, Any]:
     """The axes that a recipe has decided; recomputation and ZeRO are the planner's."""
-    parallel, precision = config.parallel, config.precision
-    return {
-        "tp": parallel.tensor_model_parallel_size,
-        "pp": parallel.pipeline_model_parallel_size,
-        "vpp": parallel.virtual_pipeline_model_parallel_size or 1,
-        "cp": parallel.context_parallel_size,
-        "ep": parallel.expert_model_parallel_size,
-        "mbs": config.train.micro_batch_size,
-        "precision": {"fp4": "nvfp4", None: precision.dtype}.get(precision.products, precision.products),
-    }
+    layout = config.layout(smallest_world(config.parallel))
+    sizes = {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep")}
+    return sizes | {"mbs": config.train.micro_batch_size, "precision": planned_precision(config.precision)}

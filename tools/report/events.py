@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from parallel.failures import STOPPED
+from program.errors import cut_short
 from tools.report.markup import counted, lasting, moment, table
 from tools.report.run_data import RunData
 from tools.shared.plot import Mark
@@ -34,14 +35,14 @@ def marks(run: RunData) -> list[Mark]:
     found: dict[str, list[Mark]] = {name: [] for name in COLOURS}
     stages = {one.iteration or 0: one.text("text") for one in run.events if one.event == "stage"}
     for iteration, text in stages.items():
-        found["stage"].append(Mark(x=iteration, title=_cut(text, 200), colour=COLOURS["stage"]))
+        found["stage"].append(Mark(x=iteration, title=cut_short(text, 200), colour=COLOURS["stage"]))
     for before, now in pairwise(run.begins):
         if now.iteration in stages:
             continue
         changed = before.fields.get("layout") != now.fields.get("layout")
         kind = "layout change" if changed else "restart"
         text = f"{kind} at iteration {now.iteration}: {_layouts(before, now)}"
-        found[kind].append(Mark(x=now.iteration or 0, title=_cut(text, 200), colour=COLOURS[kind]))
+        found[kind].append(Mark(x=now.iteration or 0, title=cut_short(text, 200), colour=COLOURS[kind]))
     said = set[int]()
     for event in run.events:
         if event.event in ("spike", "nonfinite", "replayed", "skipped", "samples_skipped") and event.iteration:
@@ -49,7 +50,7 @@ def marks(run: RunData) -> list[Mark]:
             kind = of_others.get(event.event, "skipped or replayed update")
             said.add(event.iteration)
             found[kind].append(
-                Mark(x=event.iteration, title=_cut(event.text("text") or kind, 200), colour=COLOURS[kind])
+                Mark(x=event.iteration, title=cut_short(event.text("text") or kind, 200), colour=COLOURS[kind])
             )
     skipped = run.metrics.column("skipped")
     for iteration, number in zip(skipped.iterations, skipped.values, strict=True) if skipped else ():
@@ -64,10 +65,6 @@ def marks(run: RunData) -> list[Mark]:
 def mark_names(found: Sequence[Mark]) -> dict[str, str]:
     """Of the legend: the kinds that are there."""
     return {name: colour for name, colour in COLOURS.items() if any(mark.colour == colour for mark in found)}
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]} …"
 
 
 def _layouts(before: Event, now: Event) -> str:
@@ -117,7 +114,7 @@ def event_table(run: RunData) -> str:
     """The newest first."""
     listed = list(sentences(run))[::-1]
     rows = [
-        (moment(event.time_s), "" if event.iteration is None else f"{event.iteration:,}", _cut(text, 500))
+        (moment(event.time_s), "" if event.iteration is None else f"{event.iteration:,}", cut_short(text, 500))
         for event, text in listed[:MOST_LISTED]
     ]
     commits = [event for event in run.events if event.event == "commit"]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,16 +127,7 @@ def read_metrics(path: Path) -> MetricsTable:
 
 def _alike(records: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Stretches of records with the same keys in the same order."""
-    group: list[dict[str, Any]] = []
-    keys: list[str] = []
-    for record in records:
-        if list(record) != keys:
-            if group:
-                yield group
-            group, keys = [], list(record)
-        group.append(record)
-    if group:
-        yield group
+    return (list(group) for _, group in groupby(records, key=list))
 
 
 def _rising(newest: int, iterations: Sequence[Any]) -> bool:

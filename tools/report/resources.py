@@ -86,7 +86,7 @@ def _mixture(run: RunData) -> str:
     shared = sorted(set.intersection(*(set(column.iterations) for column in columns)))
     if len(shared) < 2:
         return ""
-    at = [shared[round(place * (len(shared) - 1) / 60)] for place in range(61)] if len(shared) > 61 else shared
+    at = spread(shared, 61)
     taken = [dict(zip(column.iterations, column.values, strict=True)) for column in columns]
     shares = [[max(0.0, one[end] - one[begin]) for begin, end in pairwise(at)] for one in taken]
     layers = [

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tools.report.events import FOUND
 from tools.report.markup import bullets, counted, escaped, lasting, moment, table
@@ -54,7 +54,8 @@ def sentences(run: RunData) -> Iterator[str]:
         yield f"Loss {_mean(loss.values[-lines:]):.4f}{of}{held}."
     if (speed := metrics.column("tokens_per_s_per_gpu")) is not None:
         mfu = metrics.last("mfu")
-        yield f"{_median(speed):,.0f} tokens/s per rank{f', MFU {mfu:.1%}' if mfu is not None else ''}."
+        said = f", MFU {mfu:.1%}" if mfu is not None else ""
+        yield f"{_median(speed.values[-RECENT:]):,.0f} tokens/s per rank{said}."
     if run.status == "running" and (left_s := metrics.last("eta_s")) is not None and math.isfinite(left_s):
         of_stage = " in this stage" * staged
         yield f"About {lasting(left_s)} to go{of_stage}, until {moment(run.read_s + left_s)} UTC."
@@ -77,10 +78,10 @@ def concerns(run: RunData) -> Iterator[str]:
             yield f"The validation loss has risen from {best:.4f} at iteration {at:,} to {validation.values[-1]:.4f}."
     if (speed := metrics.column("tokens_per_s_per_gpu")) is not None and len(speed.values) > 3 * RECENT:
         best = max(
-            _median_of(speed.values[place : place + RECENT]) for place in range(0, len(speed.values) - RECENT, RECENT)
+            _median(speed.values[place : place + RECENT]) for place in range(0, len(speed.values) - RECENT, RECENT)
         )
-        if _median(speed) < SLOWER * best:
-            yield f"Speed is down: {_median(speed):,.0f} tokens/s per rank, {best:,.0f} at its best."
+        if _median(speed.values[-RECENT:]) < SLOWER * best:
+            yield f"Speed is down: {_median(speed.values[-RECENT:]):,.0f} tokens/s per rank, {best:,.0f} at its best."
     yield from _waits(run)
     for name, words in (
         ("gpu_throttled", "of the GPUs are throttled"),
@@ -135,7 +136,7 @@ def several(runs: Sequence[RunData]) -> str:
             run.name, STATES[run.status][0], f"{run.iteration:,}", short(run.metrics.last("consumed_tokens") or 0),
             f"{_mean(loss.values[-_present(loss) :]):.4f}" if loss else "",
             f"{validation:.4f}" if validation is not None else "",
-            f"{_median(speed):,.0f}" if speed else "", f"{mfu:.1%}" if mfu is not None else "",
+            f"{_median(speed.values[-RECENT:]):,.0f}" if speed else "", f"{mfu:.1%}" if mfu is not None else "",
             f"{run.goodput.share:.1%}" if run.goodput.wall_s else "", f"{run.goodput.restarts}",
         ))  # fmt: skip
     head = ("run", "state", "iteration", "tokens", "loss", "validation", "tok/s/GPU", "MFU", "goodput", "restarts")
@@ -147,15 +148,10 @@ def _present(loss: Column) -> int:
     return max(1, min(MOST_AVERAGED, len(loss.values) // 10))
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float], of: Callable[[Sequence[float]], float] = statistics.fmean) -> float:
     finite = [value for value in values if math.isfinite(value)]
-    return statistics.fmean(finite) if finite else math.nan
+    return of(finite) if finite else math.nan
 
 
-def _median(column: Column) -> float:
-    return _median_of(column.values[-RECENT:])
-
-
-def _median_of(values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return statistics.median(finite) if finite else math.nan
+def _median(values: Sequence[float]) -> float:
+    return _mean(values, statistics.median)

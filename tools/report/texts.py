@@ -8,6 +8,7 @@ from typing import Any
 
 from tools.report.curves import all_names, chart, limits, words_of
 from tools.report.markup import escaped, figure, grid, table, value_text
+from tools.report.resources import spread
 from tools.report.run_data import RunData, changed_fields, versions
 from tools.shared.chart import COLOURS
 from tools.shared.plot import Curve, Plot, Point
@@ -75,11 +76,9 @@ def samples(run: RunData) -> str:
     found = ""
     for prompt, texts in list(by_prompt.items())[:MOST_PROMPTS]:
         order = sorted(texts)
-        steps = min(MOST_TEXTS, len(order))
-        chosen = {order[round(place * (len(order) - 1) / max(1, steps - 1))] for place in range(steps)}
         inner = "".join(
             f"<p class=quiet>iteration {at:,}</p><pre>{escaped(texts[at])}</pre>\n"
-            for at in sorted(chosen, reverse=True)
+            for at in reversed(spread(order, MOST_TEXTS))
         )
         found += f"<details open><summary>{escaped(prompt) or '(no prompt)'}</summary>\n{inner}</details>\n"
     return found

@@ -18,15 +18,7 @@ import numpy as np
 
 from program.errors import UserError
 from program.untrusted import regular_descriptor
-from tools.reshard.inert_pickle import (
-    InertNames,
-    Ordered,
-    Outside,
-    PickledRecord,
-    read,
-    read_next,
-    record,
-)
+from tools.reshard.inert_pickle import InertNames, Ordered, Outside, PickledRecord, read, read_next, record
 from tools.reshard.megatron.files import OF_BLOBS, Tensor
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS

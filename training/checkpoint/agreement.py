@@ -1,6 +1,6 @@
 """What one rank finds out and all must act on alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -44,9 +44,7 @@ def on_every_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
     failed = torch.tensor([0 if own is None else ranks.rank + 1], device=ranks.device)
     dist.all_reduce(failed, op=dist.ReduceOp.MAX)
     if rank := int(failed):
-        texts: list[Any] = [None if own is None else f"rank {ranks.rank} of {ranks.identity.world_size}: {own}"]
-        dist.broadcast_object_list(texts, src=rank - 1, device=ranks.device)
-        raise OSError(texts[0])
+        raise OSError(told_by(rank - 1, f"rank {ranks.rank} of {ranks.identity.world_size}: {own}", ranks))
     return result  # type: ignore[return-value]
 
 
@@ -73,3 +71,18 @@ def gathered[T](own: list[T], ranks: Ranks) -> list[T]:
     lists: list[Any] = [None] * ranks.identity.world_size
     dist.all_gather_object(lists, own)
     return [item for found in lists for item in found]
+
+
+def gathered_rows(own: Sequence[float], ranks: Ranks) -> list[list[float]]:
+    """Every rank's numbers, fp64, in order of rank."""
+    mine = torch.tensor(own, dtype=torch.float64, device=ranks.device)
+    table = torch.empty(ranks.identity.world_size * len(own), dtype=torch.float64, device=ranks.device)
+    dist.all_gather_into_tensor(table, mine)
+    return table.view(-1, len(own)).tolist()
+
+
+def told_by[T](rank: int, own: T, ranks: Ranks) -> T:
+    """What ``rank`` has of its own, on every rank; it travels pickled. Collective."""
+    sent: list[Any] = [own if rank == ranks.rank else None]
+    dist.broadcast_object_list(sent, src=rank, device=ranks.device)
+    return sent[0]

@@ -113,6 +113,11 @@ def _named(root: Path, file: str) -> Path | None:
 
 
 def candidates(root: Path) -> list[Path]:
+    """``in_turn``, where each lies."""
+    return [one.path for one in in_turn(root)]
+
+
+def in_turn(root: Path) -> list[LineageCommit]:
     """The committed checkpoints in ``root`` in the order to try them, the one to continue from first.
 
     That is the one that ``latest`` names, or a newer one that descends from it (see ``lineage.newest``); then those it
@@ -121,7 +126,7 @@ def candidates(root: Path) -> list[Path]:
     found = [one for one in commits(root) if not one.is_misnamed]
     named, written_ns = named_latest(root)
     first = newest(found, next((one for one in found if one.path == named), None), written_ns)
-    return [] if first is None else [one.path for one in in_order(found, first)]
+    return [] if first is None else in_order(found, first)
 
 
 def ahead(root: Path, chosen: Path) -> list[Path]:
@@ -248,7 +253,7 @@ def _free(folder: Path, ending: str) -> Path:
 def too_old(
     order: Sequence[LineageCommit], keep: int, retain_interval: int | None, milestones: Sequence[int]
 ) -> list[LineageCommit]:
-    """What retention does not keep of commits in the order of ``candidates``, see ``prune``."""
+    """What retention does not keep of commits in the order of ``in_turn``, see ``prune``."""
     behind = [one for one in order if one.iteration <= order[0].iteration]
     kept = {one.iteration for one in behind if retain_interval and one.iteration % retain_interval == 0}
     return [one for one in behind[keep:] if one.iteration not in kept.union(milestones)]
@@ -262,8 +267,7 @@ def prune(root: Path, keep: int, retain_interval: int | None = None, milestones:
     What the latest does not descend from goes only when every byte of the latest was read and is good. What the disk
     does not let go of stays for the next time: a checkpoint that was committed has not failed for that.
     """
-    found = {one.path: one for one in commits(root)}
-    order = [found[path] for path in candidates(root)]
+    order = in_turn(root)
     if not order:
         return
     last, taken = order[0], uploading(root)

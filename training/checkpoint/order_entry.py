@@ -1,7 +1,7 @@
 """How far a run has read its sources, as a checkpoint keeps it: what the next order of samples begins with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from data.gaps import Gaps, Ranges, continued
@@ -17,10 +17,6 @@ ENTRY = "order"
 """Among the entries of ``state.json``."""
 
 
-Kept = Read | tuple[str, Count]
-"""A source that was read in turn has no numbers of streams."""
-
-
 @dataclass(kw_only=True, slots=True, frozen=True)
 class OrderEntry:
     """What lies there."""
@@ -29,9 +25,9 @@ class OrderEntry:
     """Iterations before the order that was read."""
     samples: Count
     """Global samples before it."""
-    before: Mapping[str, Kept]
+    before: Mapping[str, Read]
     """Of each source, what was read before that order."""
-    now: Mapping[str, Kept]
+    now: Mapping[str, Read]
     """And until now."""
     skipped: tuple[tuple[Count, Count], ...] = ()
     """Ranges [first, end) of global samples before now that were not trained on."""
@@ -43,11 +39,11 @@ def noted(prepared: Prepared, config: RunConfig, begin: OrderBegin, gaps: Gaps, 
         return {}
     consumed, seq_length = progress.consumed_samples, config.model.seq_length
     now = read_until(prepared, config.data, seq_length, config.train.seed, begin, gaps.behind(consumed))
-    before, so_far = (
-        {key: list(one if one.streams else one[:2]) for key, one in read.items()} for read in (begin.read, now)
-    )
-    began = {"iteration": _began(config), "samples": begin.samples, "before": before}
-    return {ENTRY: {**began, "now": so_far, "skipped": [list(one) for one in gaps.met(consumed)]}}
+    entry = OrderEntry(
+        iteration=config.own_stage.data_iteration, samples=begin.samples, before=begin.read, now=now,
+        skipped=gaps.met(consumed),
+    )  # fmt: skip
+    return {ENTRY: asdict(entry)}
 
 
 def gaps_of(entries: Mapping[str, JSON], config: RunConfig, progress: Progress) -> tuple[Gaps, Ranges]:
@@ -59,12 +55,7 @@ def gaps_of(entries: Mapping[str, JSON], config: RunConfig, progress: Progress) 
 
 def begins_here(config: RunConfig, progress: Progress) -> bool:
     """Whether a new order begins with the next sample."""
-    return _began(config) == progress.iteration > 0
-
-
-def _began(config: RunConfig) -> int:
-    """Iterations before the order of a configuration's data."""
-    return 0 if config.begin is None else config.begin.data_iteration
+    return config.own_stage.data_iteration == progress.iteration > 0
 
 
 def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, gaps: Gaps, path: Path) -> OrderBegin:
@@ -73,7 +64,7 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, ga
     Raises SharedMistake where the checkpoint says nothing of it and something is needed, or where the order began at
     another sample than this recipe's stages have it begin.
     """
-    expected = _began(config)
+    expected = config.own_stage.data_iteration
     if not progress.consumed_samples or (ENTRY not in entries and not expected):
         return RUN_BEGIN
     entry, problems = structured(entries.get(ENTRY), OrderEntry)
@@ -83,7 +74,7 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, ga
             "[[stage]] goes on from. A version without stages wrote it: save once with this one, without [[stage]]."
         )
     if begins_here(config, progress):
-        return OrderBegin(samples=gaps.behind(progress.consumed_samples), read=reads(entry.now))
+        return OrderBegin(samples=gaps.behind(progress.consumed_samples), read=entry.now)
     # Without stages it is a branch's, or a stage's checkpoint that is continued by itself: in the order that it has.
     if config.begin is not None and entry.iteration != expected and not config.data.allow_data_change:
         raise SharedMistake(
@@ -91,9 +82,4 @@ def found(entries: Mapping[str, JSON], config: RunConfig, progress: Progress, ga
             f"[[stage]] tables it began after {expected:,}. A stage that has begun keeps its data: give it what it "
             "had, or --data.allow_data_change True if that is meant."
         )
-    return OrderBegin(samples=entry.samples, read=reads(entry.before))
-
-
-def reads(kept: Mapping[str, Kept]) -> dict[str, Read]:
-    """What is kept, as orders begin with it."""
-    return {key: Read(*one) for key, one in kept.items()}
+    return OrderBegin(samples=entry.samples, read=entry.before)

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from program.errors import UserError
@@ -15,7 +15,7 @@ from training.checkpoint.start import first_of_all
 from training.checkpoint.state import State, read_state
 from training.config.checkpoint_config import CheckpointConfig
 from training.config.run_config import RunConfig
-from training.config.stage_config import BegunStage, RunPosition
+from training.config.stage_config import RUN_BEGIN, BegunStage, RunPosition
 
 ENTRY = "stages"
 """Among the entries of ``state.json``: the stages that have begun, with what was consumed before each."""
@@ -34,13 +34,8 @@ def begun_stages(entries: Mapping[str, JSON]) -> tuple[BegunStage, ...]:
     return () if problems else found
 
 
-def consumed_tokens(state: State, seq_length: int) -> int:
-    """Tokens that a run has consumed, whose newest samples have ``seq_length`` tokens each."""
-    return tokens_of(state.entries, state.progress.consumed_samples, seq_length)
-
-
 def tokens_of(entries: Mapping[str, JSON], consumed_samples: int, seq_length: int) -> int:
-    """Likewise, of what lies in ``state.json``."""
+    """Tokens that a run has consumed, by a checkpoint's entries. seq_length: tokens of its newest samples."""
     begun = begun_stages(entries)
     if not begun:
         return consumed_samples * seq_length
@@ -62,7 +57,7 @@ def position(root: Path, config: CheckpointConfig, iteration: int | None = None)
         with contextlib.suppress(OSError, DamagedError, UserError):  # the start says so, and takes an older one
             return _of(read_state(path))
         reached = folders.iteration_of(path) or 0
-        return RunPosition(iteration=reached, samples=0, tokens=0) if reached else None
+        return RunPosition(now=replace(RUN_BEGIN, iteration=reached)) if reached else None
 
 
 def _seen(path: Path) -> State:
@@ -79,8 +74,6 @@ def _seen(path: Path) -> State:
 def _of(state: State) -> RunPosition:
     data, samples = state.entries.get("data"), state.progress.consumed_samples
     seq_length = data.get("seq_length") if isinstance(data, dict) else None
-    tokens = consumed_tokens(state, seq_length if isinstance(seq_length, int) else 0)
-    return RunPosition(
-        iteration=state.progress.iteration, samples=samples, tokens=tokens, begun=begun_stages(state.entries),
-        schedule=kept_schedule(state.entries),
-    )  # fmt: skip
+    tokens = tokens_of(state.entries, samples, seq_length if isinstance(seq_length, int) else 0)
+    now = BegunStage(name="", iteration=state.progress.iteration, samples=samples, tokens=tokens)
+    return RunPosition(now=now, begun=begun_stages(state.entries), schedule=kept_schedule(state.entries))

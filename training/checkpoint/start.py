@@ -42,25 +42,25 @@ def find_start(root: Path, config: CheckpointConfig, refused: Sequence[Path] = (
         "nor deleted. Rename it to what it is, or move it away"
         for one in folders.misnamed(root)
     ]
-    found = [path for path in folders.candidates(root) if path not in refused]
+    found = [one for one in folders.in_turn(root) if one.path not in refused]
     if not found:
         had_own = any(path.parent == root for path in refused)  # then config.load is not what the run continues
         others = folders.find(config.load, notes.append) if config.load is not None and not had_own else []
         others = [path for path in others if path not in refused]
         return Start(own=False, candidates=others, lost=lost, notes=notes)
-    commits = {one.path: one for one in folders.commits(root)}
-    chosen = _loaded(root, config.load, commits)
-    if chosen is not None and chosen.path in found:
-        if commits[found[0]].lineage.loaded != chosen.hash:
-            order = [one.path for one in in_order([commits[path] for path in found], chosen)]
-            return Start(own=True, candidates=order, lost=lost, notes=notes, loaded=chosen.hash or None)
+    first, chosen = found[0], _loaded(root, config.load, found)
+    if chosen is not None and first.lineage.loaded != chosen.hash:
+        order = [one.path for one in in_order(found, chosen)]
+        return Start(own=True, candidates=order, lost=lost, notes=notes, loaded=chosen.hash or None)
+    if chosen is not None:
         notes.append(f"checkpoint.load {config.load}: this run went back to it before, and continues its newest since")
     elif config.load is not None:
         notes.append(f"checkpoint.load {config.load} is ignored: this run continues its own checkpoint")
     named, _ = folders.named_latest(root)
-    if named is not None and named != found[0] and named not in refused:
-        notes.append(f"latest names {named.name}{_why_not(commits.get(named), commits[found[0]])}")
-    return Start(own=True, candidates=found, lost=lost, notes=notes)
+    if named is not None and named != first.path and named not in refused:
+        commit = next((one for one in folders.commits(root) if one.path == named), None)
+        notes.append(f"latest names {named.name}{_why_not(commit, first)}")
+    return Start(own=True, candidates=[one.path for one in found], lost=lost, notes=notes)
 
 
 @contextlib.contextmanager
@@ -101,13 +101,11 @@ def has_own(root: Path, config: CheckpointConfig) -> bool:
 def first_candidate(root: Path, config: CheckpointConfig) -> Path | None:
     """The checkpoint that a start now would try first to continue; None where it continues none. Only reads. Raises
     UserError where ``config.load`` leads nowhere."""
-    found = folders.candidates(root)
+    found = folders.in_turn(root)
     if not found:
         return folders.find(config.load)[0] if config.load is not None and not config.finetune else None
-    commits = {one.path: one for one in folders.commits(root)} if config.load is not None else {}
-    chosen = _loaded(root, config.load, commits)
-    goes_back = chosen is not None and chosen.path in found and commits[found[0]].lineage.loaded != chosen.hash
-    return chosen.path if chosen is not None and goes_back else found[0]
+    chosen = _loaded(root, config.load, found)
+    return chosen.path if chosen is not None and found[0].lineage.loaded != chosen.hash else found[0].path
 
 
 def _why_not(named: LineageCommit | None, taken: LineageCommit) -> str:
@@ -119,11 +117,9 @@ def _why_not(named: LineageCommit | None, taken: LineageCommit) -> str:
     return f", which is not continued: continuing from {taken.path.name}"
 
 
-def _loaded(root: Path, load: str | None, commits: dict[Path, LineageCommit]) -> LineageCommit | None:
+def _loaded(root: Path, load: str | None, commits: Sequence[LineageCommit]) -> LineageCommit | None:
     """The run's own checkpoint that ``checkpoint.load`` names; None where it names none of them."""
-    if load is None:
+    path = Path(load or "").expanduser()
+    if load is None or path.parent.resolve() != root.resolve():
         return None
-    path = Path(load).expanduser()
-    if folders.iteration_of(path) is None or path.parent.resolve() != root.resolve():
-        return None
-    return commits.get(root / path.name)
+    return next((one for one in commits if one.path.name == path.name), None)

@@ -21,7 +21,7 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import PrecisionConfig
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
-from program.errors import SharedMistake, UserError
+from program.errors import UserError
 from program.number_ranges import listed, read_ranges
 from program.printing import columns
 from training.checkpoint.folders import checkpoints
@@ -31,8 +31,7 @@ from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
 from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule
-from training.config.stage_lengths import Stage
+from training.config.stages import of_stage
 from training.config.stages import stages as stages_of_run
 from training.custom.check import check
 from training.memory.planned import as_case, planned_modules
@@ -55,18 +54,18 @@ def describe(config: RunConfig, explicit: frozenset[str] = frozenset()) -> str:
             at = position(checkpoints(Path(config.run_dir or "runs/run")), config.checkpoint)
     plan = stages_of_run(config, at)
     if not plan:
-        recipe_config, parts = described(config, explicit)
+        recipe_config, _, parts = described(config, explicit)
         recipe = parse.dump(replace(recipe_config, dry_run=False, world_size=None))
     else:
-        each = [described(one.config, explicit) for one in plan]
-        parts = [stage_table(plan, [done for done, _ in each])]
-        for one, (_, own) in zip(plan, each, strict=True):
-            parts += [[f"[[stage]] {one.name}"], *own]
+        each = [described(one, explicit) for one in plan]
+        parts = [stage_table([one[:2] for one in each])]
+        for one, _, own in each:
+            parts += [[f"[[stage]] {one.own_stage.first.name}"], *own]
     return recipe + "".join(f"#\n{_comment(part)}" for part in parts if part).removeprefix("#\n").rstrip("\n")
 
 
-def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, list[list[str]]]:
-    """A configuration as it would run, and its plan in paragraphs. Raises UserError as ``describe``."""
+def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, Layout, list[list[str]]]:
+    """A configuration as it would run, its layout, and its plan in paragraphs. Raises UserError as ``describe``."""
     given = config.world_size or config.nproc or smallest_world(config.parallel)
     debugging = debugged(config, given, explicit, {}, cuda=config.device != "cpu")
     config = debugging.config
@@ -77,7 +76,7 @@ def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, l
     config, world_size = replace(config, parallel=fitted.config.parallel), fitted.world_size
     layout = config.layout(world_size)
     shape = resolve(config.model, vocabulary_size(config))
-    return config, [
+    paragraphs = [
         debugging.lines,
         [*([fitted.words] if fitted.words else []), f"plan for {world_size:,} ranks: {layout}"],
         grid(layout) + (expert_grid(layout) if shape.num_moe_experts else []),
@@ -89,37 +88,28 @@ def described(config: RunConfig, explicit: frozenset[str]) -> tuple[RunConfig, l
         saving(config, shape),
         [f"warning: {text}" for text in missing(config) + warnings.warnings(config, shape, layout)],
     ]
+    return config, layout, paragraphs
 
 
-def stage_table(plan: Sequence[Stage], configs: Sequence[RunConfig]) -> list[str]:
+def stage_table(planned_stages: Sequence[tuple[RunConfig, Layout]]) -> list[str]:
     """The run's ``[[stage]]`` tables, a row each; memory is that of the fullest rank."""
     rows = [("[[stage]]", "iterations", "samples", "tokens", "seq_length", "batch", "learning rate", "GiB", "layout")]
-    for one, config in zip(plan, configs, strict=True):
-        world_size = elastic_layout(
-            config, config.world_size or config.nproc or smallest_world(config.parallel)
-        ).world_size
-        layout, shape = config.layout(world_size), resolve(config.model, vocabulary_size(config))
-        case = as_case(config, world_size, shape, planned_modules(config))
+    for config, layout in planned_stages:
+        shape = resolve(config.model, vocabulary_size(config))
+        case = as_case(config, layout.world_size, shape, planned_modules(config))
         held = of_stages(case, shape, range(len(stages(shape, config.parallel))))
-        schedule, last = config.schedule, one.begin.samples + one.samples - config.train.global_batch_size
-        rates = [schedule.learning_rate(at) for at in (one.begin.samples, max(last, one.begin.samples))]
+        first, end = config.own_stage.first, config.own_stage.end
+        last = max(end.samples - config.train.global_batch_size, first.samples)
+        rates = [config.schedule.learning_rate(at) for at in (first.samples, last)]
         rows.append(
-            (one.name, f"{one.begin.iteration + 1:,}-{one.end:,}", f"{one.samples:,}", f"{one.tokens:,}",
+            (first.name, f"{first.iteration + 1:,}-{end.iteration:,}", f"{end.samples - first.samples:,}",
+             f"{end.tokens - first.tokens:,}",
              f"{config.model.seq_length:,}", f"{config.train.global_batch_size:,}",
              " to ".join(f"{rate:.3g}" for rate in rates), f"{max(part.total for part in held) / 2**30:.2f}",
              str(layout))
         )  # fmt: skip
-    total = sum(one.tokens for one in plan)
-    return [f"{len(plan)} stages, {plan[-1].end:,} iterations, {total:,} tokens:", *columns(rows, left=(0, 8))]
-
-
-@contextlib.contextmanager
-def of_stage(config: RunConfig) -> Iterator[None]:
-    """Around what checks the configuration of a stage: a mistake names it."""
-    try:
-        yield
-    except SharedMistake as error:
-        raise error if config.begin is None else SharedMistake(f'[[stage]] "{config.begin.stage}": {error}') from None
+    said = f"{len(planned_stages)} stages, {end.iteration:,} iterations, {end.tokens:,} tokens:"
+    return [said, *columns(rows, left=(0, 8))]
 
 
 def _comment(lines: Sequence[str]) -> str:
@@ -144,21 +134,16 @@ def missing(config: RunConfig) -> list[str]:
     if vocabulary_size(config) is None:
         counted = "Counted with the published vocabulary of model.shape"
         found.append(f"data.tokenizer: no file {config.data.tokenizer} on this machine. {counted}.")
-    if config.data.paths:
-        from data import sources
+    from data import sources
 
-        try:
-            sources.inputs_of(sources.named(config.data)[0], config.data)
-        except UserError as error:
-            found.append(f"on this machine: {error}")
+    shards = {"": config.data} if config.data.paths else {}
     for name, path in config.eval.validation_sets.items() if config.train.evaluates else ():
-        from data import sources
-
+        shards[f"eval.validation_sets: {name}: "] = replace(config.data, paths=(), blend={path: 1.0}, blend_file=None)
+    for what, data in shards.items():
         try:
-            one = replace(config.data, paths=(), blend={path: 1.0}, blend_file=None)
-            sources.inputs_of(sources.named(one)[0], one)
+            sources.inputs_of(sources.named(data)[0], data)
         except UserError as error:
-            found.append(f"on this machine: eval.validation_sets: {name}: {str(error).removeprefix('data.blend: ')}")
+            found.append(f"on this machine: {what}{str(error).removeprefix('data.blend: ')}")
     if files := tuple(name for name in config.data.streamed if not name.startswith("hf://")):
         from data.raw import inputs as raw_inputs
 
@@ -328,7 +313,7 @@ def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout, e
 
 def batches(config: RunConfig, layout: Layout) -> list[str]:
     """Microbatches, the pipeline's bubble, tokens, and the schedule."""
-    train, schedule = config.train, batch_schedule(config.train, config.model.seq_length)
+    train, schedule = config.train, config.batches
     sizes = schedule.sizes()
     counts = [size // (train.micro_batch_size * layout.dp) for size in (sizes[0], sizes[-1])]
     samples = config.samples

@@ -78,10 +78,7 @@ def check(config: RunConfig, world_size: int, ranks_per_node: int | None = None)
 def _nodes_that_fit(config: RunConfig, nodes: int, ranks_per_node: int) -> list[str]:
     """One line with the nearest counts below and above; none where no number of nodes helps."""
     fits = [count for count in range(1, max(2 * nodes, 32) + 1) if not config.problems(count * ranks_per_node)]
-    nearest = [
-        *[count for count in fits if count < nodes][-1:],
-        *[count for count in fits if count > nodes][:1],
-    ]
+    nearest = [count for count in fits if count < nodes][-1:] + [count for count in fits if count > nodes][:1]
     if not nearest:
         return []
     counts = " or ".join(map(str, nearest))

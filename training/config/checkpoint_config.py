@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from program.buckets import names
+from program.limits import too_small
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -64,16 +65,9 @@ class CheckpointConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        found = []
-        if self.save_interval is not None and self.save_interval < 1:
-            found.append(f"checkpoint.save_interval must be 1 or more, found {self.save_interval}.")
-        if self.save_interval_minutes is not None and self.save_interval_minutes <= 0:
-            found.append(f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}.")
-        if self.keep < 1:
-            found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
-        found += self._bucket_problems()
-        if self.save_retain_interval is not None and self.save_retain_interval < 1:
-            found.append(f"checkpoint.save_retain_interval must be 1 or more, found {self.save_retain_interval}.")
+        counts = "save_interval", "keep", "save_retain_interval", "bucket_keep"
+        found = too_small(self, "checkpoint.", 1, *counts) + self._bucket_problems()
+        found += too_small(self, "checkpoint.", None, "save_interval_minutes")
         if self.load is None and self.convert:
             found.append("checkpoint.convert says how to read checkpoint.load, which is not set.")
         if self.load is None and (self.finetune or self.no_load_optim):
@@ -91,8 +85,6 @@ class CheckpointConfig:
             found.append(f"checkpoint.bucket must be s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, found {self.bucket!r}.")
         elif self.bucket is not None and (text := names.problem(self.bucket)):
             found.append(f"checkpoint.bucket: {text}")
-        if self.bucket_keep is not None and self.bucket_keep < 1:
-            found.append(f"checkpoint.bucket_keep must be 1 or more, found {self.bucket_keep}.")
         if self.bucket_keep is not None and self.bucket is None:
             found.append("checkpoint.bucket_keep says what to keep in checkpoint.bucket, which is not set.")
         if self.load is not None and names.is_url(self.load) and (text := names.problem(self.load)):

@@ -161,13 +161,9 @@ def _put(content: dict[str, Any], values: Values) -> None:
 def _wrong(given: Values) -> bool:
     """Whether a new field that old ones are put beside is not of its type, which the check against the types says."""
     own = {name: value for name, value in given.items() if any(name in entry.new for entry in MOVED)}
-    return bool(structured(_nested(own), RunConfig)[1])
-
-
-def _nested(values: Values) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    _put(found, values)
-    return found
+    nested: dict[str, Any] = {}
+    _put(nested, own)
+    return bool(structured(nested, RunConfig)[1])
 
 
 def _flat(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,9 +67,12 @@ def qk_clip_problems(
         ),
         "optimizer.optimizer_cpu_offload, whose weights are on the host": optimizer.optimizer_cpu_offload,
     }
-    return [
-        f"optimizer.qk_clip cannot be with {what}. Leave one of them out." for what, there in found.items() if there
-    ]
+    return _cannot("optimizer.qk_clip", found, "Leave one of them out.")
+
+
+def _cannot(field: str, found: Mapping[str, bool], fix: str) -> list[str]:
+    """found: what it cannot be with, and whether that is there."""
+    return [f"{field} cannot be with {what}. {fix}" for what, there in found.items() if there]
 
 
 def dispatcher_problems(parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
@@ -105,11 +108,7 @@ def offload_problems(layers: int, precision: PrecisionConfig, graphed: bool) -> 
         ),
         "kernels.cuda_graph_impl: a graph's memory is fixed": graphed,
     }
-    return [
-        f"train.cpu_offloading_num_layers cannot be with {what}. Set it to 0."
-        for what, there in found.items()
-        if there and layers
-    ]
+    return _cannot("train.cpu_offloading_num_layers", found, "Set it to 0.") if layers else []
 
 
 def compile_problems(precision: PrecisionConfig, graphed: bool) -> list[str]:
@@ -120,7 +119,7 @@ def compile_problems(precision: PrecisionConfig, graphed: bool) -> list[str]:
         ),
         "kernels.cuda_graph_impl: a graph captures kernels as they are written": graphed,
     }
-    return [f"train.compile cannot be with {what}. Set it to false." for what, there in found.items() if there]
+    return _cannot("train.compile", found, "Set it to false.")
 
 
 def graph_problems(
@@ -144,11 +143,7 @@ def graph_problems(
         f"{ramp} in a pipeline, where each microbatch has a graph of its own": ramp is not None
         and parallel.pipeline_model_parallel_size > 1,
     }
-    return [
-        f'kernels.cuda_graph_impl = "local" cannot be with {what}. Use "none".'
-        for what, there in found.items()
-        if there
-    ]
+    return _cannot('kernels.cuda_graph_impl = "local"', found, 'Use "none".')
 
 
 def sharding_problems(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.megatron_fields import megatron_field_problems, parse
+from program.limits import too_small
 from training.config.import_path import form_problems
 from training.config.lr_schedule import DecayStyle, WeightDecayStyle, WSDDecayStyle
 
@@ -194,13 +195,10 @@ class OptimizerConfig:
             found.append('optimizer.optimizer "muon" needs emerging-optimizers: pip install -e ".[muon]".')
         if not 0 <= self.muon_momentum < 1:
             found.append(f"optimizer.muon_momentum must be in [0, 1), found {self.muon_momentum}.")
-        if self.muon_num_ns_steps < 1:
-            found.append(f"optimizer.muon_num_ns_steps must be 1 or more, found {self.muon_num_ns_steps}.")
         if "grad_norm_skip_threshold" in parse(self.megatron):  # a rank without a shard would step alone, and wait
             found.append('optimizer.optimizer "muon" cannot be with grad_norm_skip_threshold in optimizer.megatron.')
-        if self.muon_extra_scale_factor <= 0:
-            found.append(f"optimizer.muon_extra_scale_factor must be above 0, found {self.muon_extra_scale_factor}.")
-        return found
+        found += too_small(self, "optimizer.", 1, "muon_num_ns_steps")
+        return found + too_small(self, "optimizer.", None, "muon_extra_scale_factor")
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
@@ -208,8 +206,7 @@ class OptimizerConfig:
         if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
             found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
         found += self._decoupled_problems()
-        if self.lr_decay_power <= 0:
-            found.append(f"optimizer.lr_decay_power must be above 0, found {self.lr_decay_power}.")
+        found += too_small(self, "optimizer.", None, "lr_decay_power", "adam_eps")
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 found.append(f"optimizer.{name} must be in [0, 1), found {getattr(self, name)}.")
@@ -220,21 +217,14 @@ class OptimizerConfig:
         ):  # fmt: skip
             if (getattr(self, name) or 0) < 0:
                 found.append(f"optimizer.{name} must not be negative, found {getattr(self, name)}.")
-        for name in ("lr_decay_iters", "lr_decay_samples"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                found.append(f"optimizer.{name} must be 1 or more, found {value}.")
+        found += too_small(self, "optimizer.", 1, "lr_decay_iters", "lr_decay_samples")
         found += self._unit_problems()
         if self.qk_clip and (self.qk_clip_threshold <= 0 or not 0 <= self.qk_clip_alpha <= 1):
             found.append(
                 "optimizer: expected qk_clip_threshold > 0 and 0 <= qk_clip_alpha <= 1, found "
                 f"{self.qk_clip_threshold:g} and {self.qk_clip_alpha:g}."
             )
-        if self.adam_eps <= 0:
-            found.append(f"optimizer.adam_eps must be above 0, found {self.adam_eps}.")
-        if self.weight_decay_incr_style != "constant" and None in (
-            self.start_weight_decay,
-            self.end_weight_decay,
-        ):
+        if self.weight_decay_incr_style != "constant" and None in (self.start_weight_decay, self.end_weight_decay):
             found.append("optimizer.weight_decay_incr_style needs start_weight_decay and end_weight_decay.")
         if not 0 < self.optimizer_offload_fraction <= 1:
             found.append(

@@ -6,6 +6,7 @@ Unknown keys and values of a wrong type are found before anything is built from 
 import dataclasses
 import difflib
 import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,15 @@ def names() -> dict[str, Any]:
     for section, kind in sections().items():
         found |= {f"{section}.{name}": hint for name, hint in typing.get_type_hints(kind).items()}
     return found
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A recipe's fields by their dotted names."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _unknown_key(name: str, section: type) -> str:

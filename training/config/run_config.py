@@ -20,62 +20,20 @@ from parallel.layout import Layout, layout_of, world_problems
 from parallel.megatron_fields import parse
 from parallel.nccl_options import nccl_problems
 from parallel.stages import stage_problems
+from program.limits import too_small
+from training.config import divisibility, incompatible
 from training.config.activation_offload import fine_grained_problems, offload_number_problems
+from training.config.batch_schedule import BatchSchedule
 from training.config.checkpoint_config import CheckpointConfig
-from training.config.divisibility import (
-    context_problems,
-    expert_problems,
-    fp8_problems,
-    latent_problems,
-    sequence_problems,
-    split_problems,
-)
 from training.config.import_path import form_problems
-from training.config.incompatible import (
-    block_recompute_problems,
-    buffer_problems,
-    compile_problems,
-    dispatcher_problems,
-    exchange_problems,
-    graph_problems,
-    mtp_problems,
-    mup_problems,
-    offload_problems,
-    param_gather_problems,
-    qk_clip_problems,
-    recompute_problems,
-    scale_problems,
-    sharding_problems,
-)
 from training.config.log_config import LogConfig
 from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig, state_problems
 from training.config.ranges import range_problems
 from training.config.schedules import batch_problems, batch_schedule, learning_schedule
-from training.config.small_sections import (
-    EvalConfig,
-    FaultConfig,
-    ProfileConfig,
-    profile_problems,
-    validation_problems,
-)
-from training.config.stage_config import Begin, StageConfig
+from training.config.small_sections import EvalConfig, FaultConfig, ProfileConfig, profile_problems, validation_problems
+from training.config.stage_config import WHOLE_RUN, Begin, StageConfig
 from training.config.train_config import TrainConfig
-
-Section = (
-    ParallelConfig
-    | ModelConfig
-    | KernelsConfig
-    | PrecisionConfig
-    | DataConfig
-    | OptimizerConfig
-    | TrainConfig
-    | EvalConfig
-    | CheckpointConfig
-    | LogConfig
-    | FaultConfig
-    | ProfileConfig
-)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -130,26 +88,36 @@ class RunConfig:
         ]
 
     @property
+    def own_stage(self) -> Begin:
+        """``begin``; of a run without stages, one that is all of it."""
+        return self.begin or WHOLE_RUN
+
+    @property
+    def batches(self) -> BatchSchedule:
+        """Of the global batch, by consumed samples."""
+        return batch_schedule(self.train, self.model.seq_length)
+
+    @property
     def iterations(self) -> int:
         """Of the run, or of its stage alone."""
-        return self.train.train_iters - (self.begin.iteration if self.begin is not None else 0)
+        return self.train.train_iters - self.own_stage.first.iteration
 
     @property
     def samples(self) -> int:
         """That ``iterations`` take."""
-        before = self.begin.samples if self.begin is not None else 0
-        return batch_schedule(self.train, self.model.seq_length).consumed_after(self.iterations, before) - before
+        before = self.own_stage.first.samples
+        return self.batches.consumed_after(self.iterations, before) - before
 
     @property
     def schedule(self) -> Schedule:
         """Of learning rate and weight decay, from where their curve begins."""
         found = learning_schedule(self.optimizer, self.train, self.model.seq_length)
-        return found if self.begin is None else replace(found, begins_at=self.begin.curve_samples)
+        return replace(found, begins_at=self.own_stage.curve.samples)
 
     def tokens_of(self, samples: int) -> int:
         """Tokens of the first ``samples`` samples of the run, the last of which are this configuration's."""
-        tokens, before = (0, 0) if self.begin is None else (self.begin.tokens, self.begin.samples)
-        return tokens + (samples - before) * self.model.seq_length
+        first = self.own_stage.first
+        return first.tokens + (samples - first.samples) * self.model.seq_length
 
     def layout(self, world_size: int) -> Layout:
         """The layout of ``world_size`` ranks."""
@@ -184,17 +152,13 @@ class RunConfig:
                 problems += self.schedule.problems()
         return problems
 
-    def _sections(self) -> dict[str, Section]:
+    def _sections(self) -> dict[str, Any]:
         hints = typing.get_type_hints(type(self))
         return {name: getattr(self, name) for name, hint in hints.items() if is_dataclass(hint)}
 
     def _own_problems(self) -> list[str]:
         """What is wrong with the fields that are in no section."""
-        found = [
-            f"{name} must be 1 or more, found {size}."
-            for name, size in (("nproc", self.nproc), ("world_size", self.world_size))
-            if size is not None and size < 1
-        ]
+        found = too_small(self, "", 1, "nproc", "world_size")
         found += form_problems("data.transform", self.data.transform) if self.data.transform is not None else []
         if self.world_size is not None and not self.dry_run:
             found.append("world_size is what --dry_run plans for; a run takes its ranks from nproc, torchrun or srun.")
@@ -203,33 +167,35 @@ class RunConfig:
     def _shape_problems(self, with_parallel: bool) -> list[str]:
         """What is wrong with the shape; with_parallel: and with how it divides over the ranks."""
         shape = resolve(self.model, None)  # not yet with the tokenizer's vocabulary; nothing here depends on it
-        found = shape_problems(shape) + mtp_problems(shape, self.data.reset_attention_mask)
-        found += mup_problems(shape, self.optimizer.optimizer)
-        found += qk_clip_problems(shape, self.optimizer, self.kernels, parse(self.model.megatron))
+        found = shape_problems(shape) + incompatible.mtp_problems(shape, self.data.reset_attention_mask)
+        found += incompatible.mup_problems(shape, self.optimizer.optimizer)
+        found += incompatible.qk_clip_problems(shape, self.optimizer, self.kernels, parse(self.model.megatron))
         if self.train.recompute_granularity == "selective":
-            found += recompute_problems(shape, self.train.recompute_modules, self.device)
+            found += incompatible.recompute_problems(shape, self.train.recompute_modules, self.device)
         found += offload_number_problems(self.model.megatron)
-        found += block_recompute_problems(shape, self.train.recompute_method)
+        found += incompatible.block_recompute_problems(shape, self.train.recompute_method)
         if with_parallel:
             found += stage_problems(self.parallel, shape.num_layers, shape.mtp_num_layers)
-            found += split_problems(shape, self.parallel.tensor_model_parallel_size)
-            found += sequence_problems(self.model, shape, self.parallel)
-            found += latent_problems(shape, self.parallel.tensor_model_parallel_size)
-            found += context_problems(shape, self.parallel)
-            found += dispatcher_problems(self.parallel, self.device)
-            found += buffer_problems(shape, self.parallel)
-            found += sharding_problems(
+            found += divisibility.split_problems(shape, self.parallel.tensor_model_parallel_size)
+            found += divisibility.sequence_problems(self.model, shape, self.parallel)
+            found += divisibility.latent_problems(shape, self.parallel.tensor_model_parallel_size)
+            found += divisibility.context_problems(shape, self.parallel)
+            found += incompatible.dispatcher_problems(self.parallel, self.device)
+            found += incompatible.buffer_problems(shape, self.parallel)
+            found += incompatible.sharding_problems(
                 self.parallel, self.precision, graphs=self.kernels.graphs, userbuffers=self.kernels.tp_comm_overlap
             )
             found += nccl_problems(self.parallel, self.device != "cpu")
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
             found += state_problems(self.optimizer, self.parallel, self.precision, cuda=self.device != "cpu")
-            found += offload_problems(self.train.cpu_offloading_num_layers, self.precision, self.kernels.graphs)
+            found += incompatible.offload_problems(
+                self.train.cpu_offloading_num_layers, self.precision, self.kernels.graphs
+            )
             found += fine_grained_problems(shape, self.precision, self.kernels, self.train, self.device)
             if self.train.compile:
-                found += compile_problems(self.precision, self.kernels.graphs)
+                found += incompatible.compile_problems(self.precision, self.kernels.graphs)
             if self.kernels.graphs:
-                found += graph_problems(
+                found += incompatible.graph_problems(
                     shape, self.parallel, self.precision,
                     by_document=self.data.by_document,
                     recomputes=self.train.recomputes,
@@ -237,14 +203,14 @@ class RunConfig:
                     userbuffers=self.kernels.tp_comm_overlap,
                 )  # fmt: skip
             if not self.data.by_document:  # else attention is ours everywhere
-                found += exchange_problems(shape, self.parallel, self.device)
-            found += expert_problems(shape, self.parallel)
+                found += incompatible.exchange_problems(shape, self.parallel, self.device)
+            found += divisibility.expert_problems(shape, self.parallel)
             if self.device != "cpu":  # where fp8 and fp4 are off
                 micro = self.train.micro_batch_size
-                found += fp8_problems(self.model, shape, self.parallel, self.precision, micro)
+                found += divisibility.fp8_problems(self.model, shape, self.parallel, self.precision, micro)
                 may_be = "full" if self.train.recompute_budget is not None else self.train.recompute_granularity
-                found += scale_problems(shape, self.precision, may_be)
-                found += param_gather_problems(self.parallel, self.precision)
+                found += incompatible.scale_problems(shape, self.precision, may_be)
+                found += incompatible.param_gather_problems(self.parallel, self.precision)
         return found
 
 

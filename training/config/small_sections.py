@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from data.config import DataConfig, split_weights
 from parallel.layout import Layout
+from program.limits import too_small
 from program.schema import Infinite
 
 FAILURES_PER_GPU_HOUR = 2e-5
@@ -53,23 +54,11 @@ class FaultConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        return self._timeout_problems() + self._watch_problems()
-
-    def _watch_problems(self) -> list[str]:
-        least = {
-            "replica_check_interval": (self.replica_check_interval, 0),
-            "watch_interval": (self.watch_interval, 0),
-            "failures_per_gpu_hour": (self.failures_per_gpu_hour, 0),
-        }
+        every = "replica_check_interval", "watch_interval", "failures_per_gpu_hour"
         return [
-            f"fault.{name} must be {smallest} or more, found {value}."
-            for name, (value, smallest) in least.items()
-            if value < smallest
+            *too_small(self, "fault.", None, "step_timeout_s", "start_timeout_s"),
+            *too_small(self, "fault.", 0, *every),
         ]
-
-    def _timeout_problems(self) -> list[str]:
-        timeouts = {"step_timeout_s": self.step_timeout_s, "start_timeout_s": self.start_timeout_s}
-        return [f"fault.{name} must be above 0, found {value}." for name, value in timeouts.items() if value <= 0]
 
 
 MOST_ITERATIONS = 100
@@ -148,8 +137,7 @@ class ProfileConfig:
                 f"profile.profile_freq must be at least step_end - step_start = {self.step_end - self.step_start}, "
                 f"the iterations of one trace, found {self.profile_freq}."
             )
-        if self.timeline_interval is not None and self.timeline_interval < 1:
-            found.append(f"profile.timeline_interval must be 1 or more, found {self.timeline_interval}.")
+        found += too_small(self, "profile.", 1, "timeline_interval")
         if any(rank < 0 for rank in self.ranks) or len(set(self.ranks)) < len(self.ranks):
             found.append(f"profile.ranks must be different ranks, 0 or more, found {list(self.ranks)}.")
         return found
@@ -207,10 +195,7 @@ class EvalConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        found = []
-        for name, least in (("interval", 1), ("limit", 1), ("num_fewshot", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
-                found.append(f"eval.{name} must be {least} or more, found {value}.")
+        found = too_small(self, "eval.", 1, "interval", "limit") + too_small(self, "eval.", 0, "num_fewshot")
         if not all(self.tasks) or len(set(self.tasks)) < len(self.tasks):
             found.append("eval.tasks: expected names, each once, found an empty or a repeated one.")
         if self.task_folder == "":

@@ -1,20 +1,10 @@
 """``[[stage]]``: the parts of a run in which another recipe holds, as their writer gives them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from program.schema import JSON, Count
 from training.config.lr_schedule import Schedule
-
-STAGE_OVER = "stage_over"
-"""What a run's folder has from the end of a stage until the next one begins: the iteration."""
-
-
-@dataclass(slots=True)
-class StageEnd:
-    """Whether training in this process has come to the end of a stage that another follows."""
-
-    iteration: int | None = None
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -46,8 +36,8 @@ class StageConfig:
     @property
     def sections(self) -> dict[str, Mapping[str, JSON]]:
         """What it changes, by section."""
-        names = ("parallel", "model", "kernels", "precision", "data", "optimizer", "train", "eval", "checkpoint")
-        return {name: found for name in names if (found := getattr(self, name))}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value and isinstance(value, Mapping)}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -62,13 +52,15 @@ class BegunStage:
     tokens: Count
 
 
+RUN_BEGIN = BegunStage(name="", iteration=0, samples=0, tokens=0)
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RunPosition:
     """How far a run has come, as far as stages are counted from there."""
 
-    iteration: int
-    samples: int
-    tokens: int
+    now: BegunStage
+    """As a stage without a name would begin here."""
     begun: tuple[BegunStage, ...] = ()
     """Empty of a run that had no stages until now."""
     schedule: Schedule | None = None
@@ -79,52 +71,36 @@ class RunPosition:
 class Begin:
     """Where in a run a configuration takes over. Made by training/config/stages.py, never given."""
 
-    begun: tuple[BegunStage, ...]
+    begun: tuple[BegunStage, ...] = (RUN_BEGIN,)
     """All stages until this one, itself included."""
-    count: int
-    """Of all stages."""
-    end: int
-    """Iterations of the run after its last one."""
-    data_iteration: int
+    end: BegunStage = RUN_BEGIN
+    """As a stage would begin after its last iteration."""
+    count: int = 0
+    """Of all stages; 0: the run has none."""
+    data_iteration: int = 0
     """Iterations before the order of its data: where the last stage that changed data began."""
-    curve_iteration: int = 0
-    """Iterations before its curve of the learning rate."""
-    curve_samples: int = 0
-    """Samples before it."""
+    curve: BegunStage = RUN_BEGIN
+    """The stage with which its curve of the learning rate began."""
 
     @property
-    def stage(self) -> str:
-        """Its name."""
-        return self.begun[-1].name
-
-    @property
-    def number(self) -> int:
-        """Of the stage, from 0."""
-        return len(self.begun) - 1
-
-    @property
-    def iteration(self) -> int:
-        """Iterations before it; likewise the others."""
-        return self.begun[-1].iteration
-
-    @property
-    def samples(self) -> int:
-        return self.begun[-1].samples
-
-    @property
-    def tokens(self) -> int:
-        return self.begun[-1].tokens
+    def first(self) -> BegunStage:
+        """This stage."""
+        return self.begun[-1]
 
     @property
     def ends(self) -> tuple[int, ...]:
         """Iterations at which this stage and those before it end."""
-        return (*(one.iteration for one in self.begun[1:]), self.end)
+        return tuple(one.iteration for one in (*self.begun[1:], self.end) if one.iteration)
 
     @property
     def title(self) -> str:
         """For a line of text; quoted, since a pipeline has stages too."""
-        return f'stage "{self.stage}" ({self.number + 1} of {self.count})'
+        return f'stage "{self.first.name}" ({len(self.begun)} of {self.count})'
 
     @property
     def is_last(self) -> bool:
-        return self.number == self.count - 1
+        return len(self.begun) >= self.count
+
+
+WHOLE_RUN = Begin()
+"""Of a run without stages."""

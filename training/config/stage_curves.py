@@ -1,16 +1,15 @@
 """The curves of learning rate and weight decay of a run with ``[[stage]]`` tables."""
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from program.errors import SharedMistake
 from training.config.lr_schedule import Schedule
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule, curve
+from training.config.schedules import curve
 from training.config.stage_config import RunPosition
-from training.config.stage_lengths import Stage
 
 CURVE = frozenset({
     "lr", "min_lr", "lr_decay_style", "lr_decay_power", "decoupled_lr", "decoupled_min_lr", "lr_warmup_iters",
@@ -19,35 +18,38 @@ CURVE = frozenset({
 })  # fmt: skip
 """Of the optimizer: with one of these a curve of learning rate and weight decay begins, at the stage's first sample."""
 
+FRESH = (
+    "lr_warmup", "lr_decay_iters", "lr_decay_samples", "lr_wsd_decay_iters", "lr_wsd_decay_samples",
+    "start_weight_decay", "end_weight_decay", "weight_decay_incr",
+)  # fmt: skip
+"""What fields begin with that no curve takes over from the one before."""
 
-def with_curves(recipe: RunConfig, found: Sequence[Stage], at: RunPosition | None) -> list[Stage]:
+
+def with_curves(recipe: RunConfig, found: Sequence[RunConfig], at: RunPosition | None) -> list[RunConfig]:
     """With lengths of the whole run in each: of curves, which span the stages up to the next curve, in samples."""
     now = max(0, len(at.begun) - 1) if at is not None else -1
     begins = [number for number, one in enumerate(recipe.stage) if number == 0 or CURVE & one.optimizer.keys()]
-    result: list[Stage] = []
+    result: list[RunConfig] = []
     for previous, number, stop in zip([0, *begins], begins, [*begins[1:], len(found)], strict=False):
-        spanned, first = found[number:stop], found[number].begin
-        optimizer = spanned[0].config.optimizer
+        spanned, first = found[number:stop], found[number]
+        optimizer = first.optimizer
         if number:
-            before = result[-1].config
+            before = result[-1]
             kept = at.schedule if at is not None and previous <= now < number else None
             if kept is None or recipe.checkpoint.override_opt_param_scheduler:
                 kept = before.schedule
-            optimizer = _continued(before.optimizer, kept, spanned[0], CURVE & recipe.stage[number].optimizer.keys())
+            optimizer = _continued(before.optimizer, kept, first, CURVE & recipe.stage[number].optimizer.keys())
         of_curve = _of_curve(optimizer, spanned)
         for one in spanned:
-            begin = replace(one.begin, curve_iteration=first.iteration, curve_samples=first.samples)
-            train = replace(one.config.train, train_iters=one.end)
+            begin, train = replace(one.own_stage, curve=first.own_stage.first), one.train
             if not begin.is_last and train.average_last is not None:  # the last iterations of the run are meant
                 on_host = train.averages_on_host and train.ema_decay is not None
                 train = replace(train, average_last=None, averages_on_host=on_host)
-            own = replace(one.config.optimizer, **of_curve)
-            config = replace(one.config, optimizer=own, train=train, begin=begin)
-            result.append(replace(one, config=config, begin=begin))
+            result.append(replace(one, optimizer=replace(one.optimizer, **of_curve), train=train, begin=begin))
     return result
 
 
-def _of_curve(optimizer: OptimizerConfig, spanned: Sequence[Stage]) -> dict[str, Any]:
+def _of_curve(optimizer: OptimizerConfig, spanned: Sequence[RunConfig]) -> dict[str, Any]:
     """The fields of a curve, with lengths in samples, so that each stage's configuration makes the same one."""
     schedule = curve(optimizer, sum(one.iterations for one in spanned), _samples_of(spanned))
     lengths = {
@@ -62,34 +64,26 @@ def _of_curve(optimizer: OptimizerConfig, spanned: Sequence[Stage]) -> dict[str,
     return {name: getattr(optimizer, name) for name in CURVE} | lengths
 
 
-def _continued(optimizer: OptimizerConfig, before: Schedule, stage: Stage, named: Set[str]) -> OptimizerConfig:
+def _continued(optimizer: OptimizerConfig, before: Schedule, stage: RunConfig, named: Set[str]) -> OptimizerConfig:
     """What a stage's own curve is made of: the rates that held until now, without a warm-up, and the fields named.
 
     before: the curve that ends here. Raises SharedMistake where that leaves no rate.
     """
-    rates, asked = before.rates(stage.begin.samples), stage.config.optimizer
-    default = OptimizerConfig()
-    fresh = {name: getattr(default, name) for name in CURVE if name.startswith(("lr_warmup", "lr_decay_iters"))}
+    first, asked = stage.own_stage.first, stage.optimizer
+    rates = before.rates(first.samples)
+    fresh: dict[str, Any] = {one.name: one.default for one in fields(OptimizerConfig) if one.name.startswith(FRESH)}
     lr = asked.lr if "lr" in named else rates.learning_rate
     if lr == 0:
         raise SharedMistake(
-            f'stage "{stage.name}": the learning rate is 0 when it begins, at the end of the curve before. Give '
+            f'stage "{first.name}": the learning rate is 0 when it begins, at the end of the curve before. Give '
             "optimizer.lr, or let that curve end later or higher (optimizer.lr_decay_style, min_lr, lr_decay_iters)."
         )
     kept = {
         **fresh,
         "lr": lr,
         "min_lr": min(optimizer.min_lr, lr),
-        "lr_warmup_samples": 0,
-        "lr_decay_samples": None,
-        "lr_wsd_decay_iters": None,
-        "lr_wsd_decay_samples": None,
         "decoupled_lr": rates.decoupled_learning_rate,
         "weight_decay": rates.weight_decay,
-        "start_weight_decay": None,
-        "end_weight_decay": None,
-        "weight_decay_incr_style": "constant",
-        "weight_decay_incr_samples": None,
     }
     if rates.decoupled_learning_rate is not None:
         least = optimizer.min_lr if optimizer.decoupled_min_lr is None else optimizer.decoupled_min_lr
@@ -97,21 +91,21 @@ def _continued(optimizer: OptimizerConfig, before: Schedule, stage: Stage, named
     found = replace(optimizer, **(kept | {name: getattr(asked, name) for name in named}))
     if found.lr_decay_style == "inverse-square-root" and not (found.lr_warmup_iters or found.lr_warmup_fraction):
         raise SharedMistake(
-            f'stage "{stage.name}": a curve of lr_decay_style "inverse-square-root" falls from its warm-up on, and '
+            f'stage "{first.name}": a curve of lr_decay_style "inverse-square-root" falls from its warm-up on, and '
             "this one has none. Give optimizer.lr_warmup_iters, or another style."
         )
     return found
 
 
-def _samples_of(spanned: Sequence[Stage]) -> Callable[[int], int]:
+def _samples_of(spanned: Sequence[RunConfig]) -> Callable[[int], int]:
     """Samples that the first so many iterations of several stages take; the last one goes on for ever."""
 
     def samples(iterations: int) -> int:
-        consumed, left = spanned[0].begin.samples, iterations
+        before = spanned[0].own_stage.first.samples
+        consumed, left = before, iterations
         for one in spanned:
-            batches = batch_schedule(one.config.train, one.config.model.seq_length)
             taken = left if one is spanned[-1] else min(left, one.iterations)
-            consumed, left = batches.consumed_after(taken, consumed), left - taken
-        return consumed - spanned[0].begin.samples
+            consumed, left = one.batches.consumed_after(taken, consumed), left - taken
+        return consumed - before
 
     return samples

@@ -5,19 +5,20 @@ configuration, in new processes. So whatever a resume may change a stage may, an
 each configuration made here is an ordinary one, with lengths in samples and with ``begin``, where it takes over.
 """
 
+import contextlib
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from data.config import TEXTS
-from program.errors import SharedMistake
+from program.errors import SharedMistake, UserError
 from program.schema import structured
 from training.config.recipe import did_you_mean, sections
 from training.config.run_config import RunConfig
 from training.config.stage_config import RunPosition, StageConfig
 from training.config.stage_curves import with_curves
-from training.config.stage_lengths import Stage, lengths
+from training.config.stage_lengths import lengths
 from training.config.train_config import TrainConfig
 
 MODEL = frozenset({
@@ -40,9 +41,10 @@ NEVER = {
 """Of other sections: what holds for the whole run, or is counted from its beginning."""
 
 
-def stages(recipe: RunConfig, at: RunPosition | None = None) -> list[Stage]:
-    """The stages of a recipe, in their order; none where it has no ``[[stage]]``.
+def stages(recipe: RunConfig, at: RunPosition | None = None) -> list[RunConfig]:
+    """The configuration of each stage of a recipe, in their order; none where it has no ``[[stage]]``.
 
+    Each is without ``[[stage]]``, with ``begin``, and with ``train.train_iters`` at the stage's end.
     at: how far the run has come; None: not begun. Raises SharedMistake with everything that is wrong with the tables
     themselves; what is wrong with a stage's configuration is ``RunConfig.problems``.
     """
@@ -54,23 +56,35 @@ def stages(recipe: RunConfig, at: RunPosition | None = None) -> list[Stage]:
     if problems:
         raise SharedMistake("\n".join(problems))
     found = lengths(recipe.stage, configs, at)
-    if recipe.train.train_iters not in (TrainConfig().train_iters, found[-1].end):
-        raise SharedMistake(
-            f"train.train_iters = {recipe.train.train_iters}, but the last [[stage]] ends after {found[-1].end} "
-            "iterations. Leave train.train_iters out: stages say how long the run is."
-        )
     last, averaged = found[-1], recipe.train.average_last
+    if recipe.train.train_iters not in (TrainConfig().train_iters, last.train.train_iters):
+        raise SharedMistake(
+            f"train.train_iters = {recipe.train.train_iters}, but the last [[stage]] ends after "
+            f"{last.train.train_iters} iterations. Leave train.train_iters out: stages say how long the run is."
+        )
     if averaged is not None and averaged > last.iterations:
         raise SharedMistake(
-            f'train.average_last = {averaged}, and [[stage]] "{last.name}", the last, has {last.iterations}: '
-            "weights of several stages are not averaged. Give at most as many."
+            f'train.average_last = {averaged}, and [[stage]] "{recipe.stage[-1].name}", the last, has '
+            f"{last.iterations}: weights of several stages are not averaged. Give at most as many."
         )
     return with_curves(recipe, found, at)
 
 
-def stage_at(found: Sequence[Stage], iteration: int) -> Stage:
+def stage_at(found: Sequence[RunConfig], iteration: int) -> RunConfig:
     """The stage of the iteration after ``iteration``; the last one where all are over."""
-    return next((one for one in found if iteration < one.end), found[-1])
+    return next((one for one in found if iteration < one.train.train_iters), found[-1])
+
+
+@contextlib.contextmanager
+def of_stage(config: RunConfig) -> Iterator[None]:
+    """Around what checks the configuration of a stage: a mistake names it."""
+    try:
+        yield
+    except UserError as error:
+        if config.begin is None:
+            raise
+        kind = SharedMistake if isinstance(error, SharedMistake) else UserError
+        raise kind(f'stage "{config.begin.first.name}": {error}') from None
 
 
 def _recipe_problems(recipe: RunConfig) -> Iterator[str]:

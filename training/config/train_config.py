@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from models.sublayers import OffloadModule
 from program import number_ranges
+from program.limits import too_small
 from training.config.batch_schedule import read_steps
 from training.config.import_path import form_problems
 from training.config.recompute import (
@@ -183,20 +184,10 @@ class TrainConfig:
         """What is wrong within this section alone."""
         found = [problem for path in self.callbacks for problem in form_problems("train.callbacks", path)]
         found += form_problems("train.loss", self.loss) if self.loss is not None else []
-        counts = {
-            "train_iters": self.train_iters,
-            "exit_interval": self.exit_interval,
-            "global_batch_size": self.global_batch_size,
-            "micro_batch_size": self.micro_batch_size,
-            "eval_interval": self.eval_interval,
-            "sample_interval": self.sample_interval,
-            "cross_entropy_chunk_tokens": self.cross_entropy_chunk_tokens,
-            "decay_iters": self.decay_iters,
-            "average_last": self.average_last,
-        }
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                found.append(f"train.{name} must be 1 or more, found {value}.")
+        found += too_small(
+            self, "train.", 1, "train_iters", "exit_interval", "global_batch_size", "micro_batch_size", "eval_interval",
+            "sample_interval", "cross_entropy_chunk_tokens", "decay_iters", "average_last",
+        )  # fmt: skip
         for name in ("eval_iters", "generate_tokens", "manual_gc_interval", "cpu_offloading_num_layers"):
             if getattr(self, name) < 0:
                 found.append(f"train.{name} must not be negative, found {getattr(self, name)}.")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
@@ -21,6 +20,7 @@ from parallel.config import PrecisionConfig
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from program.errors import SharedFault
+from training.checkpoint.agreement import gathered
 from training.forward_backward import run_schedule
 from training.health.names import parameter_names
 from training.health.replay import Before
@@ -73,8 +73,7 @@ class ShadowWindow(Callback):
         metrics.discard_step()
         loss, *norms = map(difference, few_bits.tolist(), bf16.tolist())
         worst = max(range(len(norms)), key=norms.__getitem__)
-        everyones: list[Any] = [None] * self.ranks.identity.world_size
-        dist.all_gather_object(everyones, (loss, norms[worst], list(self.blocks)[worst]))
+        everyones = gathered([(loss, norms[worst], list(self.blocks)[worst])], self.ranks)
         self._report(progress, max(loss for loss, _, _ in everyones), *max(each[1:] for each in everyones))
 
     def _measure(self, microbatches: Sequence[Batch | None]) -> Tensor:

@@ -1,7 +1,7 @@
 """Memory that grows steadily on a rank: what would end the run in a week is said within its first hours."""
 
-import math
 import os
+import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ import torch
 
 from parallel.groups import Ranks
 from program.untrusted import read_text
+from training.checkpoint.agreement import gathered_rows
 from training.health.names import host_of
-from training.health.stragglers import gathered_rows
 from training.loop import Callback
 from training.progress import Progress
 from training.run_dir.history import Note, unnoted
@@ -100,11 +100,8 @@ class MemoryGrowth(Callback):
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     """Slope of the least-squares line through the points, and the share of y's variation that it explains."""
-    mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
-    spread_x = math.fsum((one - mean_x) ** 2 for one in x)
-    spread_y = math.fsum((one - mean_y) ** 2 for one in y)
-    both = math.fsum((one - mean_x) * (other - mean_y) for one, other in zip(x, y, strict=True))
-    return both / spread_x, both * both / (spread_x * spread_y) if spread_y else 0.0
+    explained = statistics.correlation(x, y) ** 2 if min(y) < max(y) else 0.0
+    return statistics.linear_regression(x, y).slope, explained
 
 
 def _still_rises(mib: Sequence[float]) -> bool:

@@ -8,14 +8,13 @@ fault costs two steps' time and leaves no trace in the training.
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 
 from data.gaps import NO_GAPS, Gaps
@@ -26,14 +25,14 @@ from parallel.groups import Ranks
 from parallel.launch import node_name
 from program.errors import SharedFault
 from training.checkpoint import folders
-from training.checkpoint.agreement import on_first_rank
+from training.checkpoint.agreement import gathered, on_first_rank
 from training.health.names import non_finite, parameter_names
 from training.health.nonfinite_locate import Evidence, NonfiniteOrigin, NonfinitePlace, locate
 from training.health.nonfinite_probe import NonfiniteProbe
 from training.health.replay import Before, Trace
 from training.progress import Progress
 from training.run_dir.history import Note, unnoted
-from training.step import GradientResult, StepResult, UpdateDecision, skip_overflows
+from training.step import GradientResult, StepAgain, StepResult, UpdateDecision, skip_overflows
 
 MOST_SKIPS = 10
 """Updates skipped in a row, after which something is wrong with more than the data."""
@@ -68,22 +67,18 @@ class NonFinite:
         self.probe.forget()
 
     def replay(
-        self,
-        step: Callable[[Callable[[GradientResult], UpdateDecision]], StepResult],
-        first: StepResult,
-        microbatches: Sequence[Batch | None],
-        progress: Progress,
+        self, step: StepAgain, first: StepResult, microbatches: Sequence[Batch | None], progress: Progress
     ) -> StepResult:
         """The same step once more: it updates if it is finite now. Raises SharedFault where training cannot go on.
 
         step: runs the microbatches of ``first`` again, by a decision.
         """
-        evidence = self._gather(self._evidence())
+        evidence = gathered([self._evidence()], self.ranks)
         trace = Trace(self.chunks, self.ranks)
         self.before.restore()
         with trace.attached():
             second = step(update_if_finite)
-        found = evidence if second.finite else self._gather(self._traced(trace))
+        found = evidence if second.finite else gathered([self._traced(trace)], self.ranks)
         folder = self.run_dir / NONFINITE / folders.name_of(progress.iteration + 1)
         self._leave(folder, first, second, found, microbatches, progress)
         said = f"iteration {progress.iteration + 1}: loss {first.loss:g}, gradient norm {_text(first)}"
@@ -147,9 +142,7 @@ class NonFinite:
         found = [non_finite([(name, param.main_grad) for param, name in chunk]) for chunk in named]
         if not isinstance(self.chunks[0], FullyShardedChunk):
             return found
-        everyones: list[list[list[str]]] = [found] * self.ranks.identity.world_size
-        dist.all_gather_object(everyones, found)
-        broken = {name for one in everyones for chunk in one for name in chunk}
+        broken = set(gathered([name for chunk in found for name in chunk], self.ranks))
         return [[name for _, name in chunk if name in broken] for chunk in named]
 
     def _traced(self, trace: Trace) -> Evidence:
@@ -158,11 +151,6 @@ class NonFinite:
         evidence.weights = non_finite([(name, param) for param, name in parameter_names(self.chunks).items()])
         evidence.forward, evidence.backward = trace.forward, trace.backward
         return evidence
-
-    def _gather(self, own: Evidence) -> list[Evidence]:
-        found: list[Evidence] = [own] * self.ranks.identity.world_size
-        dist.all_gather_object(found, own)
-        return found
 
     def _leave(
         self,

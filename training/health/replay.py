@@ -83,19 +83,15 @@ class Trace:
 
     @contextlib.contextmanager
     def _hooked(self) -> Iterator[None]:
-        handles: list[Any] = []
-        for number, chunk in enumerate(self.chunks):
-            model = unwrap(chunk)
-            handles.append(model.register_forward_pre_hook(partial(self._begin, number)))
-            for name, module in module_names(model, module_parameter_names(chunk)).items():
-                handles.append(module.register_forward_hook(partial(self._look_forward, number, name)))
-            for name, leaf in gradient_leaves(chunk):
-                handles.append(leaf.register_hook(partial(self._look_backward, number, name)))
-        try:
+        with contextlib.ExitStack() as hooks:
+            for number, chunk in enumerate(self.chunks):
+                model = unwrap(chunk)
+                hooks.enter_context(model.register_forward_pre_hook(partial(self._begin, number)))
+                for name, module in module_names(model, module_parameter_names(chunk)).items():
+                    hooks.enter_context(module.register_forward_hook(partial(self._look_forward, number, name)))
+                for name, leaf in gradient_leaves(chunk):
+                    hooks.enter_context(leaf.register_hook(partial(self._look_backward, number, name)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _begin(self, number: int, _module: nn.Module, _inputs: object) -> None:
         self.passes[number] += 1

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from parallel.ddp import Chunks, unwrap
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.layout import Layout
+from training.checkpoint.agreement import gathered_rows
 from training.health.names import host_of
 from training.loop import Callback
 from training.progress import Progress
@@ -191,11 +191,3 @@ def slowness(times_s: Sequence[float], groups: Sequence[Sequence[int]]) -> dict[
             beyond = usual > 0 and times_s[rank] > usual + LEAST_S
             found[rank] = times_s[rank] / usual if beyond else 1.0
     return found
-
-
-def gathered_rows(own: Sequence[float], ranks: Ranks) -> list[list[float]]:
-    """Every rank's numbers, in order of rank."""
-    mine = torch.tensor(own, dtype=torch.float64, device=ranks.device)
-    table = torch.empty(ranks.identity.world_size * len(own), dtype=torch.float64, device=ranks.device)
-    dist.all_gather_into_tensor(table, mine)
-    return table.view(-1, len(own)).tolist()

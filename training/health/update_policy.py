@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from training.health.skipping import Skipping
 from training.loop import Callback
 from training.progress import Progress
 from training.run_dir.history import Note, unnoted
-from training.step import GradientResult, StepResult, UpdateDecision, UpdatePolicy, skip_overflows
+from training.step import GradientResult, StepAgain, StepResult, UpdateDecision, skip_overflows
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -38,8 +38,9 @@ class Saved:
     passed_over: tuple[tuple[Count, Count], ...] = ()
 
 
-class HealthPolicy(Callback, UpdatePolicy):
-    """Lets updates pass that are sound. It decides by numbers that are the same on every rank."""
+class HealthPolicy(Callback):
+    """Stands before the update, and lets those pass that are sound. It decides by numbers that are the same on every
+    rank."""
 
     def __init__(
         self,
@@ -62,7 +63,8 @@ class HealthPolicy(Callback, UpdatePolicy):
         self.nonfinite.begin()
 
     def decide(self, gradients: GradientResult) -> UpdateDecision:
-        """Raises SharedFault, on every rank, where training must not go on."""
+        """Whether weights are updated with these gradients. Raises SharedFault, on every rank, where training must not
+        go on."""
         if self._is_due():  # now every rank has gathered all weights, and they are those that were computed with
             assert self.replicas is not None
             self.replicas.check(self.progress)
@@ -81,12 +83,8 @@ class HealthPolicy(Callback, UpdatePolicy):
             raise SharedFault(hopeless)
         return skip_overflows(gradients) if gradients.overflowed or self._passes(gradients) else UpdateDecision.SKIP
 
-    def replay(
-        self,
-        step: Callable[[Callable[[GradientResult], UpdateDecision]], StepResult],
-        first: StepResult,
-        microbatches: Sequence[Batch | None],
-    ) -> StepResult:
+    def replay(self, step: StepAgain, first: StepResult, microbatches: Sequence[Batch | None]) -> StepResult:
+        """The step that counts, after ``decide`` answered REPLAY."""
         return self.nonfinite.replay(step, first, microbatches, self.progress)
 
     def state(self) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from parallel.ddp import Chunks
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from program.untrusted import read_text
+from training.checkpoint.agreement import gathered_rows
 from training.config.run_config import RunConfig
-from training.health.stragglers import gathered_rows
 from training.loop import Callback
 from training.memory.planned import Modules, as_case
 from training.progress import Progress

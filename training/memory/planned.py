@@ -16,7 +16,6 @@ from parallel.stages import layers_per_chunk
 from training.config.activation_offload import offloaded_share
 from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig, kernel_setting
-from training.config.schedules import batch_schedule
 from training.config.train_config import TrainConfig
 
 LOGIT_BYTES = 2
@@ -128,7 +127,7 @@ def kept_state(optimizer: OptimizerConfig) -> dict[str, Any]:
 def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:
     """The layout of a configuration, in the planner's terms."""
     layout, parallel, train = config.layout(world_size), config.parallel, config.train
-    batch = batch_schedule(train, config.model.seq_length).sizes()[-1]
+    batch = config.batches.sizes()[-1]
     return Candidate(
         tp=layout.tp,
         pp=layout.pp,

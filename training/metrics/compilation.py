@@ -5,11 +5,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from models.layers.compiled import cache_dir
 from parallel.groups import Ranks
+from training.checkpoint.agreement import gathered
 from training.loop import Callback
 from training.metrics.values import Value
 from training.progress import Progress
@@ -87,18 +85,15 @@ class CompilationMeter(Callback):
 
     def report(self) -> dict[str, Value]:
         """``recompilations`` over all ranks; where there are any, ``recompiled`` with their causes. Collective."""
-        total = torch.tensor(self.recompiled.total(), device=self.ranks.device)
-        dist.all_reduce(total)
-        if not total:
+        own = [(self.recompiled.total(), Counter(dict(self.recompiled.most_common(MOST_KEPT))))]
+        if not (found := gathered(own if self.recompiled else [], self.ranks)):
             return {"recompilations": 0}
-        everyones: list[Counter[str]] = [Counter()] * self.ranks.layout.world_size
-        dist.all_gather_object(everyones, Counter(dict(self.recompiled.most_common(MOST_KEPT))))
         self.recompiled = Counter()
-        causes = sum(everyones, Counter[str]())
-        text = _named(int(total), causes)
+        total, causes = sum(count for count, _ in found), sum((each for _, each in found), Counter[str]())
+        text = _named(total, causes)
         self.ranks.say(text)
         self.note("recompiled", self.iteration, text=text)
-        return {"recompilations": int(total), "recompiled": dict(causes.most_common(MOST_KEPT))}
+        return {"recompilations": total, "recompiled": dict(causes.most_common(MOST_KEPT))}
 
 
 def _summary(found: list[Compilation]) -> str:

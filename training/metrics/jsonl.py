@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from program.errors import UserError
-from program.schema import JSON
+from program.schema import JSON, with_leaves
 from program.untrusted import InputError, append_regular, open_regular, parse_json, regular_descriptor
 from training.metrics.values import Values
 
@@ -39,7 +39,7 @@ class JsonlSink:
 
     def write(self, iteration: int, values: Values | Mapping[str, str]) -> None:
         """Append one line, after those that wait."""
-        record = {"iteration": iteration, **{name: _plain(value) for name, value in values.items()}}
+        record = {"iteration": iteration, **with_leaves(values, plain)}
         waited = bool(self._waiting)
         self._waiting.append(json.dumps(record, allow_nan=False).encode() + b"\n")
         try:
@@ -105,12 +105,8 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def _plain(value: Any) -> Any:
-    """``value`` with strings for non-finite numbers, also within lists and objects."""
-    if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+def plain(value: Any) -> Any:
+    """JSON cannot spell NaN and Inf: they become strings."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -122,16 +118,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record.get("iteration"), int):
         return None
-    return {name: _number(value) for name, value in record.items()}
-
-
-def _number(value: Any) -> Any:
-    """Inverse of ``_plain``."""
-    if isinstance(value, dict):
-        return {name: _number(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_number(inner) for inner in value]
-    return NON_FINITE.get(value, math.nan) if isinstance(value, str) else value
+    return dict(with_leaves(record, lambda one: NON_FINITE.get(one, math.nan) if isinstance(one, str) else one))
 
 
 def _mend_last_line(path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from program.durable import replace_file
 from program.untrusted import InputError, read_json, read_text
+from training.config.recipe import flat
 from training.metrics.redaction import redacted
 from training.metrics.registry import METRICS, Names, named_curves
 from training.metrics.values import Number, Values
@@ -249,13 +250,9 @@ class MlflowSink:
         return run_id
 
 
-def parameters(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """``train.seed`` and its value as text, of every field that is set."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from parameters(value, f"{prefix}{name}.")
-        elif value not in (None, "", (), []):
-            yield allowed(prefix + name), str(value)
+    return ((allowed(name), str(value)) for name, value in flat(config) if value not in (None, "", (), []))
 
 
 def allowed(name: str) -> str:

@@ -18,8 +18,8 @@ from training.progress import Progress
 def announce(run: TrainingRun) -> None:
     """Say what runs."""
     config, shape, ranks = run.config, run.shape, run.ranks
-    if config.begin is not None:
-        ranks.say(f"{config.begin.title}: iterations {config.begin.iteration + 1:,} to {config.train.train_iters:,}")
+    if (own := config.begin) is not None:
+        ranks.say(f"{own.title}: iterations {own.first.iteration + 1:,} to {own.end.iteration:,}")
     batch, micro = config.train.global_batch_size, config.train.micro_batch_size
     ranks.say(
         f"{ranks.identity.world_size} ranks ({ranks.identity.launcher}, {ranks.device.type}): "
@@ -70,8 +70,7 @@ def say_the_end(run: TrainingRun, progress: Progress, reason: Reason) -> None:
         ranks.say(f"stopped on request at iteration {progress.iteration}, saved; the same command continues {run_dir}")
         return
     if reason == "stage":
-        assert run.config.begin is not None
-        ranks.say(f"{run.config.begin.title} is over at iteration {progress.iteration}")
+        ranks.say(f"{run.config.own_stage.title} is over at iteration {progress.iteration}")
         return
     written = ["report.html"] * log.report + ["checkpoints/", "metrics.jsonl"] + ["events/"] * log.tensorboard
     ranks.say(f"{reason} at iteration {progress.iteration}; in {run_dir}: {', '.join(written)}, logs/, config.toml")

@@ -13,7 +13,6 @@ from training.checkpoint.bucket.uploading import UploadOrder
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.state import JSON, step_of
-from training.config.schedules import batch_schedule
 from training.health.health import Health
 from training.parts.run import TrainingRun
 from training.progress import Progress
@@ -25,8 +24,7 @@ def build_updates(run: TrainingRun, parts: RankParts, begun: run_files.Begun) ->
     """What counts updates beside the optimizer, from what that has restored. Collective."""
     optim = parts.optimizer
     done = step_of(optimizer_state.numbers(optim, run.ranks)) if optimizer_state.has_known_state(optim) else None
-    batches = batch_schedule(run.config.train, run.config.model.seq_length)
-    return UpdateCount(begun.progress, batches, done)
+    return UpdateCount(begun.progress, run.config.batches, done)
 
 
 def build_saves(
@@ -69,6 +67,6 @@ def build_bucket(run: TrainingRun) -> list[BucketCallback]:
     order = UploadOrder(
         root=str(checkpoints(run.run_dir).absolute()), url=flags.bucket,
         attempt=run.lock.attempt if run.lock else secrets.token_hex(4), keep=flags.bucket_keep or flags.keep,
-        retain_interval=flags.save_retain_interval, milestones=run.config.begin.ends if run.config.begin else (),
+        retain_interval=flags.save_retain_interval, milestones=run.config.own_stage.ends,
     )  # fmt: skip
     return [BucketCallback(order, run.ranks, waits=not flags.async_save, beat=run.heartbeat.beat, note=run.note)]

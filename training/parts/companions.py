@@ -13,6 +13,7 @@ from training.custom.callbacks import RunContext, build_callbacks
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
 from training.health.skipping import Skipping
+from training.health.update_policy import HealthPolicy
 from training.loop import Callback
 from training.memory.measured import MemoryReport
 from training.metrics.compilation import CompilationMeter
@@ -28,7 +29,7 @@ from training.parts.run import TrainingRun
 from training.run_dir.data_watch import DataWatch
 from training.run_dir.history_callback import EvaluationNotes, HistoryCallback
 from training.run_dir.run_files import Begun
-from training.step import RankParts, UpdatePolicy
+from training.step import RankParts
 from training.watchdog.callbacks import HeartbeatCallback, StopCallback
 
 
@@ -37,7 +38,7 @@ class Companions:
     """What the loop and the step call."""
 
     callbacks: Sequence[Callback]
-    policy: UpdatePolicy
+    policy: HealthPolicy
     saves: SaveCallback
     samples: SampleCallback
     recorder: Recorder
@@ -54,8 +55,7 @@ def build_companions(
 ) -> Companions:
     """collector: of what code anywhere records (parallel/metrics.py)."""
     config, ranks, chunks, heartbeat = run.config, run.ranks, parts.chunks, run.heartbeat
-    stage = run.config.begin
-    begins = stage is not None and stage.iteration == begun.progress.iteration > 0
+    begins = config.own_stage.first.iteration == begun.progress.iteration > 0
     skipped = read_ranges(config.train.iterations_to_skip)
     skipping = Skipping(skipped, begun.gaps, begun.schedule, begun.entries, ranks, run.note)
     # a stage's losses and norms are not those before it

@@ -8,7 +8,6 @@ from data.split import SplitName
 from training.batches import BatchStream
 from training.checkpoint import stream_position
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule
 from training.parts.run import TrainingRun
 from training.run_dir import run_files
 from training.run_dir.data_changes import data_changes, data_entry
@@ -34,7 +33,7 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     return BatchStream(
         lambda: stream_position.resumed(open_source(prepared, config, "train", begun.order), cursors),
         ranks,
-        batch_schedule(config.train, config.model.seq_length),
+        config.batches,
         micro_batch_size,
         progress.consumed_samples,
         Packing.from_config(config.data, prepared.tokenizer.eod),

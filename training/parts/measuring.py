@@ -95,7 +95,7 @@ def build_recorder(
         hardware_flops_per_token=executed_flops_per_token(config, shape) + again,
         peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,
     )
-    stage = [StageMeter(config.begin.number + 1)] if config.begin is not None else []
+    stage = [StageMeter(len(config.begin.begun))] if config.begin is not None else []
     sinks = None
     if ranks.rank == 0:
         facts = RunFacts(

@@ -8,7 +8,6 @@ from data.prepared import Prepared
 from models.shapes import GPTShape
 from parallel.groups import Ranks
 from training.config.run_config import RunConfig
-from training.config.stage_config import StageEnd
 from training.evaluation.tasks import PreparedTasks
 from training.run_dir.history import Note
 from training.run_lock.lock import RunLock
@@ -30,8 +29,6 @@ class PreparedRun:
     """On rank 0, the right to write into ``run_dir``; None where no other run can."""
     recipe: RunConfig | None = None
     """With ``[[stage]]``, where ``config`` is that of one stage."""
-    ended: StageEnd = field(default_factory=StageEnd)
-    """Set by ``train``."""
     tasks: PreparedTasks | None = None
     """Those of ``eval.tasks``, on rank 0."""
 

@@ -17,9 +17,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from program.durable import replace_file
+from program.schema import with_leaves
 from program.untrusted import read_json
 from training.profile.summary import RankSummary
 
@@ -66,7 +66,8 @@ def part_path(folder: Path, rank: int) -> Path:
 
 def write_part(folder: Path, summary: RankSummary) -> None:
     """One rank's own file, and ``summary.json`` of all that are there: the last one to be written has every rank."""
-    text = json.dumps(rounded(dataclasses.asdict(summary)))
+    in_us = with_leaves(dataclasses.asdict(summary), lambda one: round(one, 6) if isinstance(one, float) else one)
+    text = json.dumps(in_us)
     replace_file(part_path(folder, summary.rank), text.encode(), suffix=".unfinished", durable=False)
     merged = list[Path]()
     while merged != (parts := _parts(folder)):  # another rank may have written its own meanwhile
@@ -78,15 +79,6 @@ def write_part(folder: Path, summary: RankSummary) -> None:
 
 def _parts(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
-
-
-def rounded(value: Any) -> Any:
-    """Numbers to microseconds, also within lists and objects."""
-    if isinstance(value, dict):
-        return {name: rounded(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(inner) for inner in value]
-    return round(value, 6) if isinstance(value, float) else value
 
 
 KEPT_BYTES = 1 << 30

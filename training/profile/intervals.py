@@ -2,18 +2,14 @@
 
 from collections.abc import Iterable
 
+from program.number_ranges import merged
+
 Interval = tuple[float, float]
 
 
 def union(spans: Iterable[Interval]) -> list[Interval]:
     """All that lies in at least one of them."""
-    found: list[Interval] = []
-    for begin, end in sorted(span for span in spans if span[1] > span[0]):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
+    return list(merged(span for span in spans if span[1] > span[0]))
 
 
 def without(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval]:

@@ -14,7 +14,6 @@ from program.untrusted import InputError, read_toml
 from training.checkpoint.folders import checkpoints, complete, find, iteration_of
 from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -66,8 +65,7 @@ def branched(trunk: Schedule, config: RunConfig, consumed_samples: int) -> Sched
 
     Raises SharedMistake where they are the least ones already.
     """
-    batches = batch_schedule(config.train, config.model.seq_length)
-    length = batches.consumed_after(config.train.decay_iters or 0, consumed_samples) - consumed_samples
+    length = config.batches.consumed_after(config.train.decay_iters or 0, consumed_samples) - consumed_samples
     now, optimizer = trunk.rates(consumed_samples), config.optimizer
     apart = now.decoupled_learning_rate
     if now.learning_rate <= optimizer.min_lr or apart == 0:

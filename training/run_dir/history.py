@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from program.schema import JSON
+from program.schema import JSON, with_leaves
 from program.untrusted import InputError, parse_json, read_bytes, regular_descriptor
 
 HISTORY = "history.jsonl"
@@ -58,7 +58,7 @@ def note(run_dir: Path, event: str, iteration: int | None = None, **fields: Any)
     """
     at = {} if iteration is None else {"iteration": iteration}
     record = {"time_s": round(time.time(), 3), "event": event, **at, **fields}
-    line = json.dumps(_plain(record, str(run_dir.absolute())), allow_nan=False).encode() + b"\n"
+    line = json.dumps(with_leaves(record, partial(_plain, str(run_dir.absolute()))), allow_nan=False).encode() + b"\n"
     with contextlib.suppress(OSError, InputError):
         file = regular_descriptor(run_dir / HISTORY, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
@@ -114,12 +114,8 @@ def _event(line: bytes) -> Event | None:
     return Event(time_s=float(when), event=name, iteration=whole, fields=record)
 
 
-def _plain(value: Any, own_path: str) -> Any:
+def _plain(own_path: str, value: Any) -> Any:
     """JSON cannot spell NaN and Inf: they become text, as in metrics.jsonl."""
-    if isinstance(value, dict):
-        return {name: _plain(inner, own_path) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner, own_path) for inner in value]
     if isinstance(value, str):
         return value.replace(own_path, "RUN_DIR")
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

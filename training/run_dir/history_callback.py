@@ -42,8 +42,8 @@ class HistoryCallback(Callback):
     def start(self, progress: Progress) -> None:
         if self.trunk is not None:
             self.note("branched", progress.iteration, text=f"from {self.trunk}")
-        if self.stage is not None and progress.iteration == self.stage.iteration:
-            self.note("stage", progress.iteration, text=self.stage.title, name=self.stage.stage)
+        if self.stage is not None and progress.iteration == self.stage.first.iteration:
+            self.note("stage", progress.iteration, text=self.stage.title, name=self.stage.first.name)
         self.note("begin", progress.iteration, **facts(self.ranks))
         if self.ranks.rank == 0:
             before = measured_goodput(read_history(self.run_dir), now_s=time.time())

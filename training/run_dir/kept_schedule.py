@@ -83,11 +83,11 @@ def planned(config: RunConfig) -> tuple[Schedule, str]:
         first_of_all(root, flags) as folder,
     ):
         if folder is not None:
-            state, begin = read_state(folder), config.begin
+            state = read_state(folder)
             if not has_own(root, flags):
                 kept = continued(folder, state.entries) if continues(flags) else None
                 return chosen(config, kept, state.progress.consumed_samples if continues(flags) else None)
-            if begin is not None and 0 < begin.curve_iteration >= state.progress.iteration:  # it is yet to begin
+            if 0 < config.own_stage.curve.iteration >= state.progress.iteration:  # it is yet to begin
                 return chosen(config, None)
             return chosen(config, continued(folder, state.entries))
     return chosen(config, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from models.config import ModelConfig
 from models.resolve import resolve
 from parallel.layout import Layout
-from program.errors import UserError
+from program.errors import UserError, cut_short
 from program.schema import structured
 from program.untrusted import InputError, parse_toml, read_text, toml_table
 from training.checkpoint.restoring import Restored
@@ -16,7 +16,7 @@ from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import JSON
 from training.config.deprecated import in_current_names
-from training.config.recipe import dump, sections, whole
+from training.config.recipe import dump, flat, sections, whole
 from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries
 
@@ -27,7 +27,7 @@ ROW_CHARACTERS = 105
 VALUE_CHARACTERS = 24
 """Of a changed value."""
 MOST_CHARACTERS = 2000
-"""Of a row."""
+"""Of a row, which quotes the checkpoint's files: they may hold anything."""
 
 _NEUTRAL_SECTIONS = ("checkpoint.", "eval.", "log.", "profile.")
 _OF_SCHEDULE = (
@@ -49,7 +49,6 @@ class Now:
 
     layout: Layout
     device: str
-    seq_length: int
     fp8: bool
     recipe: str
     """TOML, as it goes into this run's checkpoints."""
@@ -84,12 +83,7 @@ def card(restored: Restored, now: Now, seconds: float) -> str:
         if not reasons
         else f"not expected: {'; '.join(reasons)}",
     }
-    return "\n".join(["resumed", *(f"  {name:<13}{_cut(text)}" for name, text in rows.items())])
-
-
-def _cut(row: str) -> str:
-    """A row quotes the checkpoint's files, which may hold anything."""
-    return row if len(row) <= MOST_CHARACTERS else f"{row[:MOST_CHARACTERS]}…"
+    return "\n".join(["resumed", *(f"  {name:<13}{cut_short(text, MOST_CHARACTERS)}" for name, text in rows.items())])
 
 
 def differences(restored: Restored, now: Now) -> Iterator[str]:
@@ -158,7 +152,7 @@ def changes(before: str, now: str) -> Iterator[str]:
     changed = _changed(before, now)
     for name in sorted(changed, key=decides, reverse=True):
         if name != "data.cache_dir":  # a place, and another machine's as a rule
-            yield f"{name} {' -> '.join(map(_short, changed[name]))}"
+            yield f"{name} {' -> '.join(cut_short(str(whole(one)), VALUE_CHARACTERS) for one in changed[name])}"
 
 
 def fitted(items: Sequence[str], between: str = "; ") -> str:
@@ -171,15 +165,10 @@ def fitted(items: Sequence[str], between: str = "; ") -> str:
     return ""
 
 
-def _short(value: JSON) -> str:
-    text = str(whole(value))
-    return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}…"
-
-
 def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
     """A field that one recipe leaves out, as an import's does, and that is at its default in the other, is the same;
     so is a model that one names and the other spells out."""
-    default = dict(_flat(toml_table(dump(RunConfig()), RECIPE)))
+    default = dict(flat(toml_table(dump(RunConfig()), RECIPE)))
     pairs = _pairs(*map(_meant, (before, now)))
     return {
         name: (old, new)
@@ -191,27 +180,19 @@ def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
 def _meant(recipe: str) -> dict[str, JSON]:
     """A recipe's fields by name, with every number of its model where it can be resolved."""
     table = in_current_names(toml_table(recipe, RECIPE))
-    flat = dict(_flat(table))
+    fields = dict(flat(table))
     config, problems = structured(table.get("model", {}), ModelConfig)
     if problems:  # of a later version, say
-        return flat
+        return fields
     try:
         shape = dataclasses.asdict(resolve(config, None))
     except UserError:
-        return flat
+        return fields
     named = {f"model.{name}": list(value) if isinstance(value, tuple) else value for name, value in shape.items()}
     if config.vocab_size is None:  # the tokenizer's
         del named["model.vocab_size"]
-    flat.pop("model.shape", None)
-    return flat | named
-
-
-def _flat(table: Mapping[str, JSON], prefix: str = "") -> Iterator[tuple[str, JSON]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    fields.pop("model.shape", None)
+    return fields | named
 
 
 def _pairs(before: JSON, now: JSON) -> dict[str, tuple[JSON, JSON]]:

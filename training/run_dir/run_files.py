@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from data.gaps import NO_GAPS, Gaps
@@ -26,10 +27,10 @@ from training.checkpoint.restoring import Restored
 from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import entry_of
 from training.checkpoint.state import JSON
+from training.config.checkpoint_config import CheckpointConfig
 from training.config.lr_schedule import Schedule
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.config.stage_config import STAGE_OVER
 from training.loop import Reason
 from training.progress import Progress
 from training.run_dir import fingerprint, kept_schedule
@@ -39,6 +40,12 @@ from training.run_dir.kept_schedule import RECIPE
 from training.run_dir.resume_report import Now, card, recipe_of
 from training.run_dir.tokenizer_files import tokenizer_files
 from training.step import RankParts
+
+OF_THIS_RUN = (
+    "load", "bucket", "bucket_keep", "finetune", "no_load_optim", "no_load_rng", "override_opt_param_scheduler",
+    "use_checkpoint_opt_param_scheduler",
+)  # fmt: skip
+"""Fields of ``checkpoint`` that no checkpoint carries into another run."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -76,8 +83,10 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path, beat: Callable[
     progress = restored.progress
     _check_stage(config, progress, restored.path)
     branches_at = None if restored.own else progress.consumed_samples
-    kept_one = on_first_rank(lambda: _continued(restored), ranks)
-    if config.begin is not None and config.begin.curve_iteration == progress.iteration > 0:
+    kept_one = None
+    if restored.optimizer_restored:  # else it starts fresh, and so does the schedule
+        kept_one = on_first_rank(partial(kept_schedule.continued, restored.path, restored.entries), ranks)
+    if config.own_stage.curve.iteration == progress.iteration > 0:
         kept_one = dataclasses.replace(config.schedule, begins_at=progress.consumed_samples)
     schedule, said = kept_schedule.chosen(config, kept_one, branches_at)
     ranks.say(card(restored, _now(config, prepared, schedule, restored, ranks), time.monotonic() - began_s))
@@ -113,13 +122,14 @@ def restore(parts: RankParts, prepared: Prepared, run_dir: Path, beat: Callable[
 def _check_stage(config: RunConfig, progress: Progress, path: Path) -> None:
     """Raises SharedFault for a checkpoint of another stage, taken since newer ones cannot be read: a new start begins
     with its stage."""
-    begin = config.begin
-    if begin is None or begin.iteration <= progress.iteration < (math.inf if begin.is_last else begin.end):
+    own = config.own_stage
+    first, end = own.first.iteration, own.end.iteration
+    if first <= progress.iteration < (math.inf if own.is_last else end):
         return
     raise SharedFault(
-        f"{path} ends at iteration {progress.iteration:,}, and {begin.title} is from {begin.iteration:,} to "
-        f"{begin.end:,}: newer checkpoints cannot be read, see above. Start again, and this one's stage begins; where "
-        f"that comes back, name the checkpoint in {path.parent / 'latest'}."
+        f"{path} ends at iteration {progress.iteration:,}, and {own.title} is from {first:,} to {end:,}: newer "
+        "checkpoints cannot be read, see above. Start again, and this one's stage begins; where that comes back, name "
+        f"the checkpoint in {path.parent / 'latest'}."
     )
 
 
@@ -130,18 +140,12 @@ def _over(schedule: Schedule, progress: Progress, rate: float) -> str:
     return ": the schedule is over" + ("" if rate else ", and no update changes a weight any more")
 
 
-def _continued(restored: Restored) -> Schedule | None:
-    """The schedule that goes on with the optimizer's state; None where that starts fresh."""
-    return kept_schedule.continued(restored.path, restored.entries) if restored.optimizer_restored else None
-
-
 def _now(config: RunConfig, prepared: Prepared, schedule: Schedule, restored: Restored, ranks: Ranks) -> Now:
     own = checkpoint_contents(config, prepared, schedule, {})
     before, unreadable = recipe_of(restored.path / RECIPE)
     return Now(
         layout=ranks.layout,
         device=ranks.device.type,
-        seq_length=config.model.seq_length,
         fp8=config.precision.fp8 is not None,
         recipe=own.texts[RECIPE],
         recipe_before=before,
@@ -165,18 +169,16 @@ def write_run_files(
     try:
         text = dump(dataclasses.replace(recipe or config, run_dir=None))
         replace_file(run_dir / "config.toml", text.encode(), suffix=".unfinished", durable=False)
-        for name in ("requeue", STAGE_OVER):
-            (run_dir / name).unlink(missing_ok=True)
-        if progress.iteration < config.train.train_iters or not (config.begin is None or config.begin.is_last):
+        (run_dir / "requeue").unlink(missing_ok=True)
+        if progress.iteration < config.train.train_iters or not config.own_stage.is_last:
             (run_dir / "done").unlink(missing_ok=True)
     except OSError as error:
         raise run_dir_error(run_dir, f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
 
 
 def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> None:
-    """Leave ``done``, ``requeue`` or ``stage_over`` for the launcher: the run's end, a request to continue, another
-    stage."""
-    name = {"done": "done", "requested": "requeue", "stage": STAGE_OVER}.get(reason)
+    """Leave ``done`` or ``requeue`` for the launcher: the run's end, or a request to continue."""
+    name = {"done": "done", "requested": "requeue"}.get(reason)
     if name is not None and ranks.rank == 0:
         try:
             (run_dir / name).write_text(f"{progress.iteration}\n")
@@ -190,7 +192,7 @@ def checkpoint_contents(
     """What a checkpoint carries beside tensors: its configuration and tokenizer, so that it can start a run, and what
     lies beside the tokenizer, so that it can be exported whole. before: entries of the checkpoint that this run
     started from."""
-    tokenizer, kept_tokenizer = prepared.tokenizer, carried(prepared.tokenizer)
+    tokenizer, kept_tokenizer, default = prepared.tokenizer, carried(prepared.tokenizer), CheckpointConfig()
     # What ends a document is noted, though a file beside a tokenizer.json may say it.
     eod_token = tokenizer.eod_text if isinstance(tokenizer, JsonTokenizer) else config.data.eod_token
     own = dataclasses.replace(
@@ -200,17 +202,7 @@ def checkpoint_contents(
         begin=None,
         data=dataclasses.replace(config.data, tokenizer=kept_tokenizer.name, eod_token=eod_token),
         train=dataclasses.replace(config.train, decay_from=None, decay_iters=None),
-        checkpoint=dataclasses.replace(
-            config.checkpoint,
-            load=None,
-            bucket=None,  # this run's alone
-            bucket_keep=None,
-            finetune=False,
-            no_load_optim=False,
-            no_load_rng=False,
-            override_opt_param_scheduler=False,
-            use_checkpoint_opt_param_scheduler=False,
-        ),
+        checkpoint=dataclasses.replace(config.checkpoint, **{name: getattr(default, name) for name in OF_THIS_RUN}),
     )
     entries: dict[str, JSON] = stage_entry.noted(config) | {
         SCHEDULE: entry_of(schedule),
@@ -221,7 +213,7 @@ def checkpoint_contents(
     return checkpoint.Contents(
         keep=config.checkpoint.keep,
         retain_interval=config.checkpoint.save_retain_interval,
-        milestones=config.begin.ends if config.begin else (),
+        milestones=config.own_stage.ends,
         entries=entries | kept(before),
         texts={RECIPE: dump(own)} | kept_tokenizer.texts,
         copies=tokenizer_files(tokenizer.path, kept_tokenizer, licenses=IMPORTED in before),

@@ -14,26 +14,10 @@ from pathlib import Path
 
 from parallel.launch import STAGE
 from program.errors import SharedMistake
-from program.untrusted import InputError, read_text
 from training.cli.elastic import elastic_layout
-from training.config.stage_config import STAGE_OVER
-from training.config.stage_lengths import Stage
-from training.start.rank import RunStart
+from training.config.run_config import RunConfig
 
 PROGRAM = Path(__file__).resolve().parents[2] / "pretrain_gpt.py"
-
-
-def ended(start: RunStart) -> int | None:
-    """The iteration at which a stage has ended that this process is to begin another one after; None where it is not:
-    the run is done, or was asked to end here, or this is a local rank, whose parent begins it."""
-    if start.identity is not None and start.identity.port is not None:
-        return None
-    if start.ended.iteration is not None or start.identity is not None or start.nproc == 1:
-        return start.ended.iteration
-    try:
-        return int(read_text(start.run_dir / STAGE_OVER))  # of this machine's own ranks
-    except (OSError, ValueError, InputError):
-        return None
 
 
 def saved(environ: Mapping[str, str]) -> int | None:
@@ -59,14 +43,13 @@ def begin(argv: Sequence[str], environ: Mapping[str, str], saved: int) -> None:
     os.execve(sys.executable, words, {**environ, STAGE: f"{number} {saved}"})
 
 
-def check_stages(later: Sequence[Stage], world_size: int, at_work: int | None, cuda: bool) -> None:
+def check_stages(later: Sequence[RunConfig], world_size: int, at_work: int | None, cuda: bool) -> None:
     """Raises SharedMistake with every problem of the stages to come on ``world_size`` ranks.
 
     at_work: of ranks that a launcher has started, those that train now; the others end.
     """
     problems = []
-    for stage in later:
-        config = stage.config
+    for config in later:
         if config.device == "auto" and not cuda:
             config = replace(config, device="cpu")
         fitted = elastic_layout(config, world_size)
@@ -76,6 +59,6 @@ def check_stages(later: Sequence[Stage], world_size: int, at_work: int | None, c
                 f"parallel.elastic: {fitted.world_size} of {world_size} ranks fit it, and {at_work} the stage of now, "
                 "after which the others are gone. Give the stages sizes that as many ranks fit."
             )
-        problems += [f'stage "{stage.name}": {one}' for one in found]
+        problems += [f'stage "{config.own_stage.first.name}": {one}' for one in found]
     if problems:
         raise SharedMistake("\n  ".join(["problems with stages to come:", *problems]))

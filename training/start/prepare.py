@@ -23,8 +23,7 @@ from training.checkpoint.folders import checkpoints, find
 from training.checkpoint.imported import check_tokenizer
 from training.checkpoint.start import has_own
 from training.config.run_config import RunConfig
-from training.config.schedules import batch_schedule
-from training.config.stage_lengths import Stage
+from training.config.stages import of_stage
 from training.custom.transform import load_transform
 from training.evaluation import validation_sets
 from training.evaluation.tasks import PreparedTasks, TaskRequest, prepare_tasks
@@ -60,13 +59,11 @@ def prepare(config: RunConfig, identity: Identity | None, label: str = "") -> Pr
     return prepared
 
 
-def prepare_later(later: Sequence[Stage], identity: Identity | None) -> None:
+def prepare_later(later: Sequence[RunConfig], identity: Identity | None) -> None:
     """Data of stages to come: what is wrong with it shows now, and not after weeks. Raises UserError as ``prepare``."""
     for stage in later:
-        try:
-            prepare(stage.config, identity, f"stage {stage.name}: ")
-        except UserError as error:
-            raise UserError(f'stage "{stage.name}": {error}') from None
+        with of_stage(stage):
+            prepare(stage, identity, f"stage {stage.own_stage.first.name}: ")
 
 
 def prepare_eval_tasks(config: RunConfig, identity: Identity | None) -> PreparedTasks | None:
@@ -112,7 +109,7 @@ def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:
     from data.megatron_order import SamplePlan, open_splits  # imports torch and megatron, which the others do later
 
     train = config.train
-    taken = batch_schedule(train, config.model.seq_length).consumed_after(train.train_iters)
+    taken = config.batches.consumed_after(train.train_iters)
     given = config.data.megatron_train_samples
     if given is not None and given < taken:
         raise UserError(

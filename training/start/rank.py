@@ -3,13 +3,11 @@
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from parallel import cuda_environment, launch, lean_imports, output
 from training.config.run_config import RunConfig
-from training.config.stage_config import StageEnd
-from training.config.stage_lengths import Stage
 from training.custom.check import check
 from training.run_lock.lock import RunLock
 from training.watchdog.heartbeat import Heartbeat
@@ -30,9 +28,7 @@ class RunStart:
     stop: StopSignal
     recipe: RunConfig | None = None
     """With ``[[stage]]``, where ``config`` is that of one stage."""
-    ended: StageEnd = field(default_factory=StageEnd)
-    """Where this process trains itself: whether another stage follows."""
-    later: tuple[Stage, ...] = ()
+    later: tuple[RunConfig, ...] = ()
     """Stages that follow, whose data is made ready too."""
 
     @property
@@ -84,7 +80,7 @@ def prepared_run(start: RunStart, heartbeat: Heartbeat | None = None) -> Callabl
 
     ready = PreparedRun(
         config=config, prepared=prepared, device=device, run_dir=run_dir, stop=start.stop, lock=start.lock,
-        recipe=start.recipe, ended=start.ended, tasks=tasks,
+        recipe=start.recipe, tasks=tasks,
     )  # fmt: skip
 
     def run(heartbeat: Heartbeat, rank: launch.Identity) -> int:

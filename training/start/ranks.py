@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from parallel import failures, launch, local_ranks, output
-from parallel.failures import STOPPED
+from parallel.failures import NEXT_STAGE, STOPPED
 from parallel.layout import smallest_world
 from program.errors import UserError
 from program.processes import die_with_parent
@@ -81,8 +81,7 @@ def start(
     run_dir = Path(recipe.run_dir or "runs/run")
     at = position(checkpoints(run_dir), recipe.checkpoint, next_stage.saved(os.environ)) if recipe.stage else None
     plan = stages(recipe, at)
-    stage = stage_at(plan, at.iteration if at is not None else 0) if plan else None
-    config = stage.config if stage else recipe
+    config = stage_at(plan, at.now.iteration if at is not None else 0) if plan else recipe
     gpus = launch.count_gpus(os.environ) if config.device != "cpu" else 0
     nproc = config.nproc or gpus or smallest_world(config.parallel)
     given = identity.world_size if identity else nproc
@@ -96,7 +95,7 @@ def start(
     expected = replace(config, device="cpu") if config.device == "auto" and not gpus else config
     fitted = elastic_layout(expected, given)
     parse.check(fitted.config, fitted.world_size, identity.local_world_size if identity else None)
-    later = tuple(plan[stage.begin.number + 1 :]) if stage else ()
+    later = tuple(plan[len(config.own_stage.begun) :])
     check_stages(later, given, fitted.world_size if identity else None, cuda=gpus > 0)
     if fitted.words:
         config, nproc = replace(config, parallel=fitted.config.parallel), fitted.world_size
@@ -114,15 +113,15 @@ def start(
     with held_lock(run_dir, identity, os.environ, partial(run_dir_error, run_dir)) as lock:
         ready = RunStart(
             config=config, run_dir=run_dir, identity=identity, nproc=nproc, lock=lock, stop=request,
-            recipe=recipe if stage else None, later=later,
+            recipe=recipe if plan else None, later=later,
         )  # fmt: skip
         code = train_ranks(ready)
-    if stage is None or code or (saved := next_stage.ended(ready)) is None:
+    if code != NEXT_STAGE or (identity is not None and identity.port is not None):  # whose parent begins it
         return code
     if request.number is not None:  # after the last iteration: the next start begins the next stage
         return STOPPED
-    begin_next(saved)
-    return code
+    begin_next(config.train.train_iters)
+    return 0
 
 
 def train_ranks(start: RunStart) -> int:
@@ -139,8 +138,9 @@ def train_ranks(start: RunStart) -> int:
     report = start.config.log.report
     with recorded_start(start.run_dir, lock, start_dir, start.rank.world_size, launcher, report) as record:
         starts.begin_start(start_dir)
-        record.code = watched_ranks(start, start_dir)
-    return record.code
+        code = watched_ranks(start, start_dir)
+        record.code = 0 if code == NEXT_STAGE else code
+    return code
 
 
 def watched_ranks(start: RunStart, start_dir: Path) -> int:
@@ -153,7 +153,7 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
             code, failure = failures.guard(partial(run, watching.heartbeat), me)
             failure = watching.settle(failure)
             watching.heartbeat.code = code
-        if start.ended.iteration is not None:
+        if code == NEXT_STAGE:
             watching.heartbeat.dismiss()
     elif cuda and launch.choose_device(config.device, os.environ) == "cuda":
         environ = {**os.environ, ATTEMPT: start.lock.attempt} if start.lock else os.environ
@@ -168,8 +168,9 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
 
         def watched_run(rank: launch.Identity) -> int:
             with watch(rank) as watching, no_sudden_end():
-                watching.heartbeat.code = run(watching.heartbeat, rank)
-            return watching.heartbeat.code
+                code = run(watching.heartbeat, rank)
+                watching.heartbeat.code = 0 if code == NEXT_STAGE else code
+            return code
 
         code, failure = local_ranks.fork_ranks(nproc, watched_run)
         failure = RankMonitor(folder=start_dir, identity=me, host=launch.node_name(os.environ), launches=True).settle(

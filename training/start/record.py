@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parallel.failures import GOOD_ENDS
 from parallel.launch import node_name
 from program.errors import UserError
 from program.processes import start_of
@@ -22,7 +23,6 @@ from training.watchdog import verdict_file
 
 TAIL_BYTES = 1 << 20
 """Hold the last line of metrics.jsonl."""
-GOOD_ENDS = (0, 75)
 
 
 @dataclass(slots=True)

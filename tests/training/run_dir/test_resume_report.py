@@ -39,7 +39,6 @@ THEN = Restored(
 NOW = Now(
     layout=Layout(tp=2, dp=4),
     device="cpu",
-    seq_length=64,
     fp8=False,
     recipe=RECIPE,
     recipe_before=RECIPE,

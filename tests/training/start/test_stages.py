@@ -119,11 +119,11 @@ def test_stages_follow_one_another(recipe: Path, undisturbed: Path) -> None:
     of_stage = load(undisturbed / "checkpoints/iter_0000006/config.toml")
     assert (of_stage.model.seq_length, of_stage.model.rotary_base, of_stage.stage) == (96, 500_000, ())
     # 12 samples of a and b in equal shares, then 16 of which 12 are b's, which go on behind its first 6
-    last, read = stages(load(undisturbed / "config.toml"))[2].config, entries(undisturbed, 10)["order"]
+    last, read = stages(load(undisturbed / "config.toml"))[2], entries(undisturbed, 10)["order"]
     b, a = source_keys(prepare(last, None), last.data, 96)
     assert (read["iteration"], read["samples"]) == (6, 36)
     assert [[read[when][key][1] for key in (a, b)] for when in ("before", "now")] == [[6, 6], [10, 18]]
-    assert sum(count for _, count in read["now"].values()) == 24 + 12 + 16
+    assert sum(count for _, count, _ in read["now"].values()) == 24 + 12 + 16
 
 
 def test_killed_and_stopped_in_other_layouts_it_is_the_same(recipe: Path, undisturbed: Path, tmp_path: Path) -> None:

@@ -61,15 +61,7 @@ def memory_gb_per_s(device: torch.device) -> float:
 
 def launch_us(work: Callable[[], Any], device: torch.device) -> float:
     """Of the host, for one call that it does not wait for; as many as a stream's queue takes without filling up."""
-    found = []
-    for _ in range(REPEATS + 1):
-        wait(device)
-        start = time.perf_counter()
-        for _ in range(QUEUED):
-            work()
-        found.append((time.perf_counter() - start) / QUEUED)
-    wait(device)
-    return statistics.median(found[1:]) * 1e6
+    return middle_s(work, device, QUEUED) / QUEUED * 1e6
 
 
 def linear(device: torch.device) -> Callable[[], Any]:
@@ -79,14 +71,17 @@ def linear(device: torch.device) -> Callable[[], Any]:
     return lambda: module(inputs)
 
 
-def middle_s(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of the median of some repetitions, after one that warms up: what a long run sees of it."""
+def middle_s(work: Callable[[], Any], device: torch.device, queued: int = 0) -> float:
+    """Seconds of the median of some repetitions, after one that warms up: what a long run sees of it. queued: each of
+    so many calls, whose end is not waited for."""
     found = []
     for _ in range(REPEATS + 1):
         wait(device)
         start = time.perf_counter()
-        work()
-        wait(device)
+        for _ in range(queued or 1):
+            work()
+        if not queued:
+            wait(device)
         found.append(time.perf_counter() - start)
     return statistics.median(found[1:])
 

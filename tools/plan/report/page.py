@@ -3,7 +3,6 @@
 import dataclasses
 import html
 from collections.abc import Sequence
-from pathlib import Path
 
 from tools.plan.report import accuracy, charts
 from tools.plan.report import table as report
@@ -12,7 +11,7 @@ from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.selection import best
 from tools.shared import chart
-from tools.shared.written import marked, write_file
+from tools.shared.written import marked
 from training.config.run_config import RunConfig
 
 PARETO = "The fastest that fit. Green: ZeRO-0 and ZeRO-1; blue: ZeRO-2 and ZeRO-3; red: chosen."
@@ -29,19 +28,6 @@ PLACE = "--report", marked(f'<meta name="generator" content="{GENERATOR}">')
 """Where a page may go, for ``tools.shared.written``."""
 
 
-def write_page(
-    path: Path,
-    question: PlanRequest,
-    plans: Sequence[PricedLayout],
-    shown: Sequence[PricedLayout],
-    chosen: PricedLayout,
-    base: RunConfig | None = None,
-) -> None:
-    """Raises UserError where the file cannot be written. shown: those of the printed table, in its order. base: the
-    recipe that the question came from."""
-    write_file(path, render(question, plans, shown, chosen, base).encode(), *PLACE)
-
-
 def render(
     question: PlanRequest,
     plans: Sequence[PricedLayout],
@@ -49,7 +35,8 @@ def render(
     chosen: PricedLayout,
     base: RunConfig | None = None,
 ) -> str:
-    """One self-contained page. The chosen plan comes last where explain has asked for one that the table has not."""
+    """One self-contained page. shown: those of the printed table, in its order. base: the recipe that the question came
+    from. The chosen plan comes last where explain has asked for one that the table has not."""
     if all(plan.layout != chosen.layout for plan in shown):
         shown = [*shown, chosen]
     title = f"{question.model.shape} on {question.num_gpus:,} × {question.cluster.gpu.name}"

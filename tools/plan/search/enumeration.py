@@ -17,13 +17,7 @@ from parallel.config import ParallelConfig
 from tools.plan.cost.hardware import computable, precisions
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.splits import stage_choices
-from training.config.divisibility import (
-    context_problems,
-    expert_problems,
-    latent_problems,
-    sequence_problems,
-    split_problems,
-)
+from training.config import divisibility
 
 SMALLEST_PIECE, LONG, SMALLEST_OF_SHORT = 1024, 8192, 2048
 """Tokens of a sequence, a long one or a short one, on one context rank: attention's products on less are too small to
@@ -159,10 +153,10 @@ def _divides(model: ModelConfig, shape: GPTShape, tp: int, cp: int, pieces: bool
     """pieces: under sequence parallelism."""
     parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=pieces, context_parallel_size=cp)
     return not (
-        split_problems(shape, tp)
-        or latent_problems(shape, tp)
-        or sequence_problems(model, shape, parallel)
-        or context_problems(shape, parallel)
+        divisibility.split_problems(shape, tp)
+        or divisibility.latent_problems(shape, tp)
+        or divisibility.sequence_problems(model, shape, parallel)
+        or divisibility.context_problems(shape, parallel)
     )
 
 
@@ -188,7 +182,7 @@ def _expert_problems(shape: GPTShape, tp: int, ep: int, etp: int, pieces: bool) 
         tensor_model_parallel_size=tp, sequence_parallel=pieces, expert_model_parallel_size=ep,
         expert_tensor_parallel_size=etp,
     )  # fmt: skip
-    return bool(expert_problems(shape, parallel))
+    return bool(divisibility.expert_problems(shape, parallel))
 
 
 @cache

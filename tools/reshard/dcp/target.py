@@ -25,7 +25,7 @@ from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
 from tools.shared import resumable
 from training.checkpoint.format.tables import remove_tables
-from training.checkpoint.stage_entry import consumed_tokens
+from training.checkpoint.stage_entry import tokens_of
 
 _STEP = ".step"
 
@@ -91,7 +91,8 @@ def _objects(plan: ReshardPlan, options: ReshardOptions) -> Iterator[tuple[str, 
     progress = plan.state.progress
     if options.names == "torchtitan":
         yield "train_state.step", progress.iteration
-        yield "train_state.ntokens_seen", consumed_tokens(plan.state, plan.config.model.seq_length)
+        tokens = tokens_of(plan.state.entries, progress.consumed_samples, plan.config.model.seq_length)
+        yield "train_state.ntokens_seen", tokens
     elif trained:
         group = {**numbers, "params": trained}
         yield from ((f"optimizer.param_groups.0.{key}", value) for key, value in group.items())
