@@ -113,15 +113,23 @@ def _named(root: Path, file: str) -> Path | None:
 
 
 def candidates(root: Path) -> list[Path]:
-    """The committed checkpoints in ``root`` in the order to try them, the one to continue from first.
+    """The committed checkpoints in ``root`` in the order to try them, see ``in_turn``."""
+    return [one.path for one in in_turn(root)]
+
+
+def in_turn(root: Path, elsewhere: Sequence[LineageCommit] = ()) -> list[LineageCommit]:
+    """The commits in ``root``, and copies of the run's elsewhere, in the order to try them, the one to continue from
+    first; of what is in both places, the one in ``root``.
 
     That is the one that ``latest`` names, or a newer one that descends from it (see ``lineage.newest``); then those it
     descends from, other earlier ones, and at last those of later iterations, of a future that was given up.
     """
     found = [one for one in commits(root) if not one.is_misnamed]
+    known = {one.hash for one in found}
+    found += [one for one in elsewhere if one.hash not in known]
     named, written_ns = named_latest(root)
     first = newest(found, next((one for one in found if one.path == named), None), written_ns)
-    return [] if first is None else [one.path for one in in_order(found, first)]
+    return [] if first is None else in_order(found, first)
 
 
 def ahead(root: Path, chosen: Path) -> list[Path]:
@@ -262,8 +270,7 @@ def prune(root: Path, keep: int, retain_interval: int | None = None, milestones:
     What the latest does not descend from goes only when every byte of the latest was read and is good. What the disk
     does not let go of stays for the next time: a checkpoint that was committed has not failed for that.
     """
-    found = {one.path: one for one in commits(root)}
-    order = [found[path] for path in candidates(root)]
+    order = in_turn(root)
     if not order:
         return
     last, taken = order[0], uploading(root)
