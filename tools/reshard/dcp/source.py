@@ -11,7 +11,7 @@ import numpy as np
 from models.resolve import resolve
 from parallel.layout import Layout
 from program.errors import UserError
-from program.untrusted import InputError, read_foreign
+from program.untrusted import if_readable, read_foreign
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron.files import METADATA, TorchDist, TorchDistTensor
 from tools.reshard.model_recipe import carried_files, is_recipe, model_recipe, with_vocab_size
@@ -147,11 +147,8 @@ def _step(files: DcpFiles, found: NamedTensors) -> int | None:
 
 def _of_folder(folder: Path) -> int | None:
     """The iteration that the folder's name or Trainer's own file tells."""
-    try:
-        said = read_foreign(folder / "trainer_state.json").get("global_step")
-        if isinstance(said, int):
-            return said
-    except (OSError, InputError):
-        pass
+    said = (if_readable(read_foreign, folder / "trainer_state.json") or {}).get("global_step")
+    if isinstance(said, int):
+        return said
     match = _FOLDER.match(folder.name)
     return int(match[1]) if match else None
