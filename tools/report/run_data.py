@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from program.schema import JSON
 from program.untrusted import InputError, parse_json, read_bytes, read_toml, toml_table
 from tools.report.metrics_table import MetricsTable, read_metrics
 from training.config.deprecated import in_current_names
-from training.config.recipe import dump
+from training.config.recipe import dump, flattened
 from training.config.run_config import RunConfig
 from training.metrics.redaction import redacted
 from training.run_dir.goodput import MeasuredGoodput, measured_goodput
@@ -96,7 +96,7 @@ def read_run(folder: Path) -> RunData:
         verdict=verdict,
         goodput=measured_goodput(events, now_s if status == "running" else None, last_s),
         config=_config(folder),
-        defaults=dict(_flat(redacted(toml_table(dump(RunConfig()), "defaults")))),
+        defaults=dict(flattened(redacted(toml_table(dump(RunConfig()), "defaults")))),
         evaluations=_lines(folder, EVALUATIONS, MOST_EVALUATIONS, unreadable),
         samples=_lines(folder, SAMPLES, MOST_SAMPLES, unreadable),
         timeline=_lines(folder, TIMELINE, MOST_STEPS, unreadable),
@@ -137,16 +137,8 @@ def _lives(folder: Path) -> bool:
 
 def _config(folder: Path) -> dict[str, JSON]:
     with contextlib.suppress(OSError, InputError):
-        return dict(_flat(redacted(in_current_names(read_toml(folder / "config.toml", dict[str, JSON])))))
+        return dict(flattened(redacted(in_current_names(read_toml(folder / "config.toml", dict[str, JSON])))))
     return {}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JSON]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _lines(folder: Path, name: str, most: int, unreadable: dict[str, int]) -> list[dict[str, Any]]:

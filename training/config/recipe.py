@@ -6,6 +6,7 @@ Unknown keys and values of a wrong type are found before anything is built from 
 import dataclasses
 import difflib
 import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ def dump_changed(config: RunConfig) -> str:
     found["model"] = {"shape": config.model.shape} | found.get("model", {})
     ordered = {name: found[name] for name in default if name in found}
     return escaped(tomli_w.dumps(_without_none(ordered)))
+
+
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a table with tables in it."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _tables(config: RunConfig) -> list[dict[str, Any]] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from models.names import canonical
+from models.names import shown_name
 from parallel.ddp import Chunk, Chunks, held
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
@@ -16,10 +16,7 @@ from parallel.regions import Region
 
 def name_of(region: Region) -> str:
     """The canonical name; of one of several experts that are one tensor, with its number."""
-    try:
-        name = canonical(region.key)
-    except KeyError:  # a layer that we do not name yet is still distinguished by megatron-core's key
-        name = region.key
+    name = shown_name(region.key)
     several = ".experts." in name and len(region.shape) > 2 and region.global_shape[0] > region.shape[0] == 1
     return f"{name}[{region.offset[0]}]" if several else name
 

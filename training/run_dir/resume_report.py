@@ -16,7 +16,7 @@ from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import JSON
 from training.config.deprecated import in_current_names
-from training.config.recipe import dump, sections, whole
+from training.config.recipe import dump, flattened, sections, whole
 from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries
 
@@ -179,7 +179,7 @@ def _short(value: JSON) -> str:
 def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
     """A field that one recipe leaves out, as an import's does, and that is at its default in the other, is the same;
     so is a model that one names and the other spells out."""
-    default = dict(_flat(toml_table(dump(RunConfig()), RECIPE)))
+    default = dict(flattened(toml_table(dump(RunConfig()), RECIPE)))
     pairs = _pairs(*map(_meant, (before, now)))
     return {
         name: (old, new)
@@ -191,7 +191,7 @@ def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
 def _meant(recipe: str) -> dict[str, JSON]:
     """A recipe's fields by name, with every number of its model where it can be resolved."""
     table = in_current_names(toml_table(recipe, RECIPE))
-    flat = dict(_flat(table))
+    flat = dict(flattened(table))
     config, problems = structured(table.get("model", {}), ModelConfig)
     if problems:  # of a later version, say
         return flat
@@ -204,14 +204,6 @@ def _meant(recipe: str) -> dict[str, JSON]:
         del named["model.vocab_size"]
     flat.pop("model.shape", None)
     return flat | named
-
-
-def _flat(table: Mapping[str, JSON], prefix: str = "") -> Iterator[tuple[str, JSON]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _pairs(before: JSON, now: JSON) -> dict[str, tuple[JSON, JSON]]:

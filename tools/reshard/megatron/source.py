@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from models.costs.parameters import parameters
-from models.names import checkpoint_key
+from models.names import checkpoint_key, shown_name
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.layout import Layout
 from program.errors import UserError
-from tools.inspect_checkpoint.contents import name_of
 from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
 from tools.reshard.megatron import dp_reshardable
 from tools.reshard.megatron import known as megatron_known
@@ -156,7 +155,7 @@ def check_model(found: Mapping[str, Origin], extra: Sequence[str], shape: GPTSha
         if key in weights and not _fits(key, found[key].shape, size)
     ]
     for what, names in (
-        ("lacks", [name_of(key) for key in missing]),
+        ("lacks", [shown_name(key) for key in missing]),
         ("has no place for", left),
         ("differs in", reshaped),
     ):
