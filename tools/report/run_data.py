@@ -11,7 +11,7 @@ from typing import Any, Literal
 from program.errors import UserError
 from program.processes import is_running, machine
 from program.schema import JSON
-from program.untrusted import InputError, parse_json, read_bytes, read_toml, toml_table
+from program.untrusted import InputError, if_readable, parse_json, read_bytes, read_toml, toml_table
 from tools.report.metrics_table import MetricsTable, read_metrics
 from training.config.deprecated import in_current_names
 from training.config.recipe import dump, flattened
@@ -143,10 +143,7 @@ def _config(folder: Path) -> dict[str, JSON]:
 
 def _lines(folder: Path, name: str, most: int, unreadable: dict[str, int]) -> list[dict[str, Any]]:
     """The newest lines that are objects with an iteration. Others count as ``unreadable``, but for a torn last one."""
-    data = b""
-    with contextlib.suppress(OSError, InputError):
-        data = read_bytes(folder / name, 256 << 20)
-    lines = data.splitlines(keepends=True)[-most:]
+    lines = (if_readable(read_bytes, folder / name, 256 << 20) or b"").splitlines(keepends=True)[-most:]
     read = [record for line in lines if (record := _record(line)) is not None]
     whole = sum(1 for line in lines if line.strip() and (line.endswith(b"\n") or _record(line) is not None))
     if whole > len(read):

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,7 @@ from parallel.groups import Ranks
 from program.untrusted import parse_json
 from training.checkpoint import folders
 from training.checkpoint.agreement import gathered, on_first_rank
-from training.checkpoint.background.saver import ROOT, out_of_earshot
+from training.checkpoint.background.saver import companion
 from training.checkpoint.bucket import uploading
 from training.checkpoint.bucket.fetching import MEBIBYTE, asked
 from training.checkpoint.bucket.process import UploadReport
@@ -36,11 +35,8 @@ class Uploader:
     """The program of this node. Credentials are in its environment, as in the rank's, and not among its words."""
 
     def __init__(self, order: UploadOrder) -> None:
-        words = [sys.executable, "-m", "training.checkpoint.bucket.process", json.dumps(dataclasses.asdict(order))]
-        with out_of_earshot():
-            self.process = subprocess.Popen(
-                words, cwd=ROOT, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-            )
+        words = ("training.checkpoint.bucket.process", json.dumps(dataclasses.asdict(order)))
+        self.process = companion(*words, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None and self.process.stdout is not None
         self._to, self._from, self._rest = self.process.stdin, self.process.stdout, b""
         os.set_blocking(self._from.fileno(), False)
