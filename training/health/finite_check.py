@@ -12,6 +12,7 @@ from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import node_name
 from program.errors import SharedFault
+from training.checkpoint.agreement import from_rank
 from training.checkpoint.optimizer_state import allocate, held_slices
 from training.health.names import host_of, parameter_names
 from training.progress import Progress
@@ -30,10 +31,9 @@ def check_finite(progress: Progress, chunks: Chunks, optimizer: MegatronOptimize
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     if not (rank := int(worst)):
         return
-    said = [_describe(chunks, optimizer, ranks) if rank - 1 == ranks.rank else None]
-    dist.broadcast_object_list(said, src=rank - 1, device=ranks.device)
+    said = from_rank(_describe(chunks, optimizer, ranks) if rank - 1 == ranks.rank else "", rank - 1, ranks)
     raise SharedFault(
-        f"after iteration {progress.iteration}: {said[0]}. This state is not saved; started again, the run continues "
+        f"after iteration {progress.iteration}: {said}. This state is not saved; started again, the run continues "
         "from its newest checkpoint.",
         rank=rank - 1,
         host=host_of(rank - 1, ranks),

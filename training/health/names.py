@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Sequence
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.names import shown_name
@@ -12,6 +11,7 @@ from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.launch import node_name
 from parallel.regions import Region
+from training.checkpoint.agreement import from_rank
 
 
 def name_of(region: Region) -> str:
@@ -75,7 +75,4 @@ def non_finite(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
 
 def host_of(rank: int, ranks: Ranks) -> str:
     """The node of ``rank``, see ``launch.node_name``, on every rank. Collective."""
-    name = [node_name(os.environ) if rank == ranks.rank else None]
-    dist.broadcast_object_list(name, src=rank, device=ranks.device)
-    assert name[0] is not None
-    return name[0]
+    return from_rank(node_name(os.environ), rank, ranks)

@@ -20,6 +20,7 @@ from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.regions import HeldTensor, Region
 from program.errors import SharedFault
+from training.checkpoint.agreement import from_rank
 from training.health.names import host_of, name_of
 from training.progress import Progress
 
@@ -119,7 +120,7 @@ class Replicas:
         here = _digests(facts) if row == self.rows.everywhere else [
             (one.name, tuple(checksum(values(one.tensor)).tolist())) for one in self.held if one.row == row
         ]  # fmt: skip
-        names = _unlike(self._from(sides.odd[0], here), self._from(sides.other, here))
+        names = _unlike(*(from_rank(here, rank, self.ranks) for rank in (sides.odd[0], sides.other)))
         hosts = sorted({host_of(rank, self.ranks) for rank in sides.odd[:MOST_RANKS]})
         others = f" (and {len(names) - 1 + more} more)" if len(names) - 1 + more else ""
         blamed = hosts[0] if sides.majority and len(hosts) == 1 else None
@@ -134,13 +135,6 @@ class Replicas:
         dist.all_gather_into_tensor(table, mine)
         rows = enumerate(table.view(-1, 3).tolist())
         return {rank: (first, second) for rank, (holds, first, second) in rows if holds}
-
-    def _from(self, rank: int, here: Details) -> Details:
-        """One rank's names and values, on every rank."""
-        sent = [here if rank == self.ranks.rank else None]
-        dist.broadcast_object_list(sent, src=rank, device=self.ranks.device)
-        assert sent[0] is not None
-        return sent[0]
 
 
 STOPPED = (

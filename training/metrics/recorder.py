@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import cast
 
 import torch
-import torch.distributed as dist
 
 from parallel.groups import Ranks
 from training.batches import BatchStream
+from training.health.stragglers import gathered_rows
 from training.loop import Callback
 from training.metrics import node
 from training.metrics.console import duration
@@ -51,10 +51,8 @@ class RankSensors:
 def across_ranks(own: Mapping[str, float], ranks: Ranks) -> dict[str, Value]:
     """Each metric over all ranks, by its reduction in the registry; NaN does not count, and what is NaN everywhere is
     left out. own: the same names on every rank. Collective: one all-gather of a number per name and rank; waits."""
-    mine = torch.tensor(list(own.values()), dtype=torch.float64, device=ranks.device)
-    all_ranks = torch.empty(ranks.layout.world_size * len(own), dtype=torch.float64, device=ranks.device)
-    dist.all_gather_into_tensor(all_ranks, mine)
-    return reduced(dict(zip(own, all_ranks.view(-1, len(own)).T.tolist(), strict=True)))
+    rows = gathered_rows(list(own.values()), ranks)
+    return reduced(dict(zip(own, zip(*rows, strict=True), strict=True)))
 
 
 def reduced(by_rank: Mapping[str, Sequence[float]]) -> dict[str, Value]:

@@ -240,7 +240,7 @@ class BackgroundWriter:
 
 
 def companion(module: str, *words: str, **more: Any) -> subprocess.Popen[bytes]:
-    """A program of ours beside this rank. It never hears ``NOT_FOR_US``, not even before it has said so itself."""
+    """A program of Triplane beside this rank. It never hears ``NOT_FOR_US``, not even before it has said so itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_US)
     try:
         return subprocess.Popen([sys.executable, "-m", module, *words], cwd=ROOT, start_new_session=True, **more)

@@ -111,8 +111,6 @@ def newer(root: Path | None, url: str) -> list[StoredCheckpoint]:
 def find(url: str, field: str) -> list[StoredCheckpoint]:
     """The checkpoints at a URL that a user gave, the best first. Raises UserError where there are none, or the server
     does not say."""
-    if text := names.problem(url):
-        raise UserError(f"{field}: {text}")
     try:
         found = newer(None, url)
     except OSError as error:
