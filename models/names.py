@@ -29,6 +29,14 @@ def canonical(key: str) -> str:
     raise KeyError(f"no canonical name for {key}")
 
 
+def shown_name(key: str) -> str:
+    """``canonical``, or the key itself of what we do not name yet."""
+    try:
+        return canonical(key)
+    except KeyError:
+        return key
+
+
 def checkpoint_key(name: str) -> str:
     """Inverse of ``canonical``: attention is sublayer 2 i, the MLP or the experts 2 i + 1."""
     for key, whole in _WHOLE.items():

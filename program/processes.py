@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from program.untrusted import read_text
+from program.untrusted import if_readable, read_text
 
 _STATE, _START = 0, 19  # fields 3 and 22 of proc(5)'s stat, counted behind the parenthesised name
 
@@ -49,10 +49,8 @@ def is_running(pid: int, start: int | None) -> bool:
 
 
 def _stat(pid: int) -> list[str] | None:
-    try:
-        return read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    except OSError:
-        return None
+    text = if_readable(read_text, Path(f"/proc/{pid}/stat"))
+    return None if text is None else text.rpartition(")")[2].split()
 
 
 def schedule_as_batch() -> None:

@@ -105,6 +105,14 @@ def read_foreign[T](path: Path, kind: type[T] | Any = Foreign) -> Any:
     return _checked(json_value(read_bytes(path, JSON_BYTES), path, constants=True), kind, path, None)
 
 
+def if_readable[T](read: Callable[..., T], path: Path, *more: Any) -> T | None:
+    """What a function of this file reads of ``path``; None where that is not there, or not what it should be."""
+    try:
+        return read(path, *more)
+    except (OSError, InputError):
+        return None
+
+
 def json_value(
     data: bytes | str, where: object = "a message", *, unique_names: bool = False, constants: bool = False
 ) -> Any:

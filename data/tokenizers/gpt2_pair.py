@@ -69,7 +69,7 @@ def pair_of(path: Path) -> tuple[Path, Path]:
 
 def _content(vocabulary: Path, merges: Path, flags: str) -> dict[str, Any]:
     ids = _ids(json_value(model_bytes(vocabulary, flags), vocabulary), vocabulary)
-    config, named, added = (_beside(vocabulary, name) for name in BESIDE)
+    config, named, added = (read_beside(vocabulary, name) for name in BESIDE)
     tokens = dict(_added(ids, config, named, added, vocabulary))
     splits = _splits(config, vocabulary)
     return {
@@ -168,7 +168,8 @@ def _named(said: dict[str, Any]) -> Iterator[str]:
             yield text
 
 
-def _beside(path: Path, name: str) -> dict[str, Any]:
+def read_beside(path: Path, name: str) -> dict[str, Any]:
+    """A JSON file beside another; empty where there is none. Raises UserError where it is not an object."""
     try:
         return dict(read_foreign(path.with_name(name)))
     except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import io
 import itertools
 import math
@@ -10,7 +11,7 @@ import random
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -71,24 +72,17 @@ def tried[T](url: str, what: str, act: Callable[[], T]) -> T:
     raise AssertionError
 
 
-_stores: dict[tuple[int, str], Any] = {}
-"""fsspec's file systems by process and scheme: one that was made before a fork is the parent's."""
-_making = threading.Lock()
-
-
 def filesystem(url: str) -> Any:
     """fsspec's file system of a URL, made once in a process. Raises UserError where its package is missing."""
-    key = os.getpid(), names.scheme(url)
-    with _making:
-        if key not in _stores:
-            try:
-                _stores[key] = _made(names.scheme(url))
-            except ImportError:
-                raise UserError(f"{url} needs `pip install {names.EXTRAS[names.scheme(url)]}`.") from None
-        return _stores[key]
+    try:
+        return _made(names.scheme(url), os.getpid())
+    except ImportError:
+        raise UserError(f"{url} needs `pip install {names.EXTRAS[names.scheme(url)]}`.") from None
 
 
-def _made(scheme: str) -> Any:
+@functools.cache
+def _made(scheme: str, process: int) -> Any:
+    """process: one that was made before a fork is the parent's."""
     import fsspec
 
     common = {"use_listings_cache": False, "skip_instance_cache": True}
@@ -115,17 +109,12 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 def facts(url: str) -> ObjectFacts:
     """Of one object. Raises FileNotFoundError, or another OSError."""
-    return tried(url, "look up", lambda: _facts(url, _file_info(url)))
-
-
-def _file_info(url: str) -> dict[str, Any]:
-    info: dict[str, Any] = filesystem(url).info(names.bare(url))
-    if info.get("type") != "file":
-        raise FileNotFoundError(url)
-    return info
+    return tried(url, "look up", lambda: _facts(url, filesystem(url).info(names.bare(url))))
 
 
 def _facts(url: str, info: dict[str, Any]) -> ObjectFacts:
+    if info.get("type") != "file":
+        raise FileNotFoundError(url)
     etag = info.get("ETag") or info.get("etag") or info.get("generation") or info.get("blob_id") or ""
     changed = info.get("LastModified") or info.get("updated") or info.get("mtime")
     if isinstance(changed, str):
@@ -136,33 +125,28 @@ def _facts(url: str, info: dict[str, Any]) -> ObjectFacts:
 
 def listed(prefix: str) -> list[ObjectFacts]:
     """All objects whose URL begins with ``prefix``, by name; none where there are none. Raises OSError."""
-    return tried(prefix, "list", lambda: list(_listed(prefix)))
-
-
-def _listed(prefix: str) -> Iterator[ObjectFacts]:
     folder, _, begin = names.bare(prefix).rpartition("/")
-    store, scheme = filesystem(prefix), names.scheme(prefix)
-    options = {"prefix": begin} if begin and scheme != "hf" else {}
-    try:
-        found = store.find(folder, detail=True, **options)
-    except FileNotFoundError as error:
-        if error.__cause__ is not None and "NoSuchBucket" in type(error.__cause__).__name__:
-            raise
-        return
-    for name, info in sorted(found.items()):
-        if info["type"] == "file" and f"{scheme}://{name}".startswith(prefix):
-            yield _facts(f"{scheme}://{name}", info)
+    options = {"prefix": begin} if begin and names.scheme(prefix) != "hf" else {}
+
+    def find() -> dict[str, dict[str, Any]]:
+        try:
+            return filesystem(prefix).find(folder, detail=True, **options)
+        except FileNotFoundError as error:
+            if error.__cause__ is not None and "NoSuchBucket" in type(error.__cause__).__name__:
+                raise
+            return {}
+
+    return [one for one in _files(prefix, find) if one.url.startswith(prefix)]
 
 
 def globbed(pattern: str) -> list[ObjectFacts]:
     """All objects that fit a glob, "**" for any number of folders, by name. Raises OSError."""
-    return tried(pattern, "list", lambda: _globbed(pattern))
+    return _files(pattern, lambda: filesystem(pattern).glob(names.bare(pattern), detail=True))
 
 
-def _globbed(pattern: str) -> list[ObjectFacts]:
-    found = filesystem(pattern).glob(names.bare(pattern), detail=True)
-    scheme = names.scheme(pattern)
-    return [_facts(f"{scheme}://{name}", info) for name, info in sorted(found.items()) if info["type"] == "file"]
+def _files(url: str, find: Callable[[], dict[str, dict[str, Any]]]) -> list[ObjectFacts]:
+    found = sorted(tried(url, "list", find).items())
+    return [_facts(f"{names.scheme(url)}://{name}", info) for name, info in found if info["type"] == "file"]
 
 
 def read(url: str, most_bytes: int) -> bytes:
@@ -170,8 +154,7 @@ def read(url: str, most_bytes: int) -> bytes:
     found = facts(url)
     if found.size > most_bytes:
         raise UserError(f"{url}: expected at most {most_bytes:,} bytes, found {found.size:,}.")
-    with opened(found) as file:
-        return file.readall()
+    return opened(found).read_range(0, found.size) if found.size else b""
 
 
 class ObjectFile(io.RawIOBase):
@@ -196,10 +179,6 @@ class ObjectFile(io.RawIOBase):
         self._position = max(0, base + offset)
         return self._position
 
-    def tell(self) -> int:
-        """As of a file."""
-        return self._position
-
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer, or less at the end. Raises OSError; ESTALE where the object was replaced."""
         view = memoryview(buffer).cast("B")
@@ -218,8 +197,7 @@ class ObjectFile(io.RawIOBase):
     def _range(self, start: int, stop: int) -> bytes:
         if self._handle is None:  # kept whatever happens: each of its reads is a request of its own
             self._handle = self._opened()
-        self._handle.seek(start)
-        data: bytes = self._handle.read(stop - start)
+        data: bytes = self._handle._fetch_range(start, stop)  # no position, so that threads may share it
         if len(data) != stop - start:
             raise ShortRead(f"{len(data)} of {stop - start} bytes")
         return data
@@ -231,13 +209,6 @@ class ObjectFile(io.RawIOBase):
         if (now.size, now.etag) != (self.facts.size, self.facts.etag):
             raise FileExpired(f"the object is another since: {now.size} bytes, {now.etag}")
         return handle
-
-    def close(self) -> None:
-        """Let go of it."""
-        if self._handle is not None:
-            with contextlib.suppress(Exception):
-                self._handle.close()
-        super().close()
 
 
 class FileExpired(Exception):

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import local
 
 from program.buckets import client, names
 from program.buckets.client import MOST_PARTS, PART_BYTES, PARTS_AT_ONCE, ObjectFacts, tried
@@ -63,13 +62,11 @@ def download(of: ObjectFacts, path: Path, report: Report = lambda _: None) -> No
 
 
 def _fill(of: ObjectFacts, descriptor: int, report: Report) -> None:
-    mine = local()
+    file = client.opened(of)
 
     def part(start: int) -> None:
-        if not hasattr(mine, "file"):
-            mine.file = client.opened(of)
         stop = min(start + PART_BYTES, of.size)
-        data = memoryview(mine.file.read_range(start, stop))
+        data = memoryview(file.read_range(start, stop))
         at = start
         while data:
             count = os.pwrite(descriptor, data, at)

@@ -181,4 +181,4 @@ def contents(url: str, scratch: Path) -> BucketContents:
 
 def stored_name(path: Path) -> str:
     """Of a local checkpoint's folder in the bucket."""
-    return stored.name_of(read_commit(path, folders.iteration_of(path) or 0))
+    return stored.name_of(path, read_commit(path, folders.iteration_of(path) or 0).hash)

@@ -175,7 +175,7 @@ def environment(server: Server, **more: str) -> Iterator[None]:
 
 def _forget_connections() -> None:
     """File systems are made once in a process, from the environment as it is then."""
-    client._stores.clear()
+    client._made.cache_clear()
 
 
 @dataclass(frozen=True)

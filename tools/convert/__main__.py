@@ -9,7 +9,6 @@ tensor that no table covers is refused by name. An import first compares logits 
 transformers, if it is installed. Exit code 2: bad input, or a comparison differs; then no target is written.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,11 +24,10 @@ from tools.convert import exporting, logits
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
 from tools.convert.verify import verify
-from tools.shared.bucket_paths import on_disk
+from tools.shared import bucket_paths
 from tools.shared.held_checkpoint import deleted_is_said, find
 from tools.shared.hf_folder.source import HfFolder
 from training.checkpoint.chosen_weights import ChosenWeights
-from training.checkpoint.format.manifest import DamagedError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -140,18 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
     job: Import | Export = parse_flags(Command, argv, "python -m tools.convert", __doc__)
     names = ("checkpoint", "hf_folder") if isinstance(job, Import) else ("hf_folder", "checkpoint", "like")
-    try:
-        with on_disk(job, names[0], names[1:]) as local:
-            local.run()
-    except (UserError, DamagedError) as error:
-        print(f"tools.convert: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        return command.os_error("tools.convert", error)
-    except KeyboardInterrupt:
-        print("tools.convert: interrupted; the same command continues it, or starts over", file=sys.stderr)
-        return 130
-    return 0
+    return bucket_paths.run("tools.convert", job, lambda local: local.run(), names[0], names[1:])
 
 
 def _show(notes: Sequence[str], written: Path) -> None:

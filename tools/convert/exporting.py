@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from data.tokenizers import base
 from models.hf.files import CARRIED, CARRIED_BYTES, present, read_configuration
 from models.hf.row_layouts import Strip
 from models.hf.shapes import without_effect, write_config
@@ -24,6 +23,7 @@ from program.errors import UserError
 from program.schema import shown
 from program.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.convert.generation import more_files, with_ends
+from tools.reshard.checkpoint_source import real_vocab_size
 from tools.shared import resumable
 from tools.shared.carried_tokenizer import own_ends
 from tools.shared.checked_checkpoint import CheckedReader, check_files, check_is_checkpoint, read_config
@@ -38,7 +38,6 @@ from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS, asked_ahead
 from training.checkpoint.format.writer import WriteBack
 from training.checkpoint.state import read_state
-from training.config.run_config import RunConfig
 
 MASTER = "optimizer.state.param."
 """The optimizer's fp32 weights; where they are, a checkpoint has no others."""
@@ -184,7 +183,7 @@ def export_folder(
     check_files(source)
     prefix = prefix_of(chosen, source)
     config = read_config(source)
-    shape = resolve(config.model, vocabulary(config, source))
+    shape = resolve(config.model, real_vocab_size(config, source))
     model_type, theirs = write_config(shape)
     dtype = dtype or default_dtype(source)
     from_folder = like if like is not None else source
@@ -231,13 +230,6 @@ def export_folder(
 def default_dtype(folder: Path) -> str:
     """The dtype that a checkpoint's model computes in, by torch's name."""
     return TORCH_DTYPES[read_config(folder).precision.dtype]
-
-
-def vocabulary(config: RunConfig, folder: Path) -> int | None:
-    """Ids of the run's tokenizer, where the configuration leaves the vocabulary to it."""
-    if config.model.vocab_size is not None:
-        return None
-    return base.load(config.data, folder, lambda _: None).vocab_size
 
 
 def check(weights: Weights, model_type: str, shape: GPTShape) -> None:

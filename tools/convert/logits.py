@@ -28,8 +28,8 @@ from program.errors import UserError
 from program.host_memory import available_bytes
 from program.processes import die_with_parent
 from tools.convert.cut import cut_of, write_cut
-from tools.convert.exporting import vocabulary
 from tools.convert.importing import import_folder
+from tools.reshard.checkpoint_source import real_vocab_size
 from tools.shared.checked_checkpoint import read_config
 from tools.shared.hf_folder.source import HfFolder, architecture
 from tools.shared.resumable import Rejected
@@ -166,7 +166,7 @@ def ours_to_file(folder: Path, output: Path, dtype: str) -> None:
         from training.checkpoint.storage import TensorReader
 
     config, parallel = read_config(folder), ParallelConfig()
-    shape = resolve(config.model, vocabulary(config, folder))
+    shape = resolve(config.model, real_vocab_size(config, folder))
     model = dataclasses.replace(config.model, seq_length=TOKENS)
     ids = torch.from_numpy(tokens(shape.vocab_size))[None]
     with groups.start(layout_of(parallel, 1), Identity(), device="cpu", seed=1) as ranks:

@@ -9,7 +9,8 @@ import numpy as np
 from models.hf.shapes import read_shape
 from models.hf.tables import copies
 from models.resolve import resolve
-from tools.convert.exporting import ExportedTensor, Weights, target_words, targets, vocabulary
+from tools.convert.exporting import ExportedTensor, Weights, target_words, targets
+from tools.reshard.checkpoint_source import real_vocab_size
 from tools.shared.checked_checkpoint import read_config
 from tools.shared.hf_folder.source import HfFolder, names_in
 from tools.shared.resumable import Rejected
@@ -25,7 +26,7 @@ def verify(hf_folder: Path, checkpoint: Path, written: Side, chosen: ChosenWeigh
     scales. Raises Rejected with the tensors that differ.
     """
     config = read_config(checkpoint)
-    shape = resolve(config.model, vocabulary(config, checkpoint))
+    shape = resolve(config.model, real_vocab_size(config, checkpoint))
     with HfFolder(hf_folder) as source, Weights(checkpoint, prefix_of(chosen, checkpoint)) as weights:
         model_type, _ = read_shape(source.config)
         names = names_in(source, model_type)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from program.untrusted import read_text
+from program.untrusted import if_readable, read_text
 from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, deciding, judged
 
@@ -59,10 +59,7 @@ def _ports(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _read(path: Path) -> str:
-    try:
-        return read_text(path).strip()
-    except OSError:
-        return ""
+    return (if_readable(read_text, path) or "").strip()
 
 
 def _count(path: Path) -> int:

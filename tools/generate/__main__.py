@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import tyro
 
+from data.tokenizers.gpt2_pair import read_beside
 from parallel import launch
 from program import command
 from program.errors import UserError
 from program.flags import parse_flags
 from program.limits import too_small
-from program.untrusted import read_foreign
 from tools.generate.prompts import Prompt, new_tokens_for, prompt_of, read_prompts
 from tools.generate.work import Job, answer, converse
 from tools.shared.carried_tokenizer import eos_ids, own_ends
@@ -165,10 +165,7 @@ def job_of(flags: Generate, opened: OpenedCheckpoint) -> Job:
 
 def _carried(opened: OpenedCheckpoint, name: str) -> dict[str, Any]:
     """A file of Hugging Face's that lies in the checkpoint; empty where there is none."""
-    try:
-        return dict(read_foreign(opened.folder / name))
-    except FileNotFoundError:
-        return {}
+    return read_beside(opened.folder / name, name)
 
 
 def _begin(opened: OpenedCheckpoint) -> int:

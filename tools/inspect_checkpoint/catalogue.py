@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from program.untrusted import InputError, read_json, read_text, read_toml
+from program.untrusted import if_readable, read_json, read_text, read_toml
 from tools.inspect_checkpoint.text import columns, size
 from training.checkpoint import folders, stage_entry
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest
@@ -106,7 +106,8 @@ def read(path: Path, is_latest: bool = False) -> Checkpoint:
             about = read_manifest(path).about
         except DamagedError:
             status = "damaged"
-    state, config = _json(path / folders.STATE), _toml(path / CONFIG)
+    state = if_readable(read_json, path / folders.STATE, dict[str, Any]) or {}
+    config = if_readable(read_toml, path / CONFIG, dict[str, Any]) or {}
     samples = _whole(about.get("consumed_samples", _within(state, "progress").get("consumed_samples")))
     length = _whole(_within(config, "model").get("seq_length"))
     tokens = None
@@ -154,20 +155,6 @@ def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path, dict[str, Any])
-    except (OSError, InputError):
-        return {}
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return read_toml(path, dict[str, Any])
-    except (OSError, InputError):
-        return {}
 
 
 # ---- the files of a checkpoint against its manifest, hashed by several threads

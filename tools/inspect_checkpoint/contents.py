@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from models.names import canonical
+from models.names import shown_name
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import TensorInfo
@@ -90,7 +90,7 @@ def parameters(tensors: Mapping[str, TensorInfo]) -> list[StoredParameter]:
         if info.dtype not in ITEM_BYTES:
             raise DamagedError(f"{key} is {info.dtype}; expected one of {', '.join(ITEM_BYTES)}")
         kind, own = kind_of(key)
-        found.setdefault(name_of(own), {})[kind] = Stored(key, kind, info.dtype, info.shape)
+        found.setdefault(shown_name(own), {})[kind] = Stored(key, kind, info.dtype, info.shape)
     ordered = ({kind: states[kind] for kind in KINDS if kind in states} for states in found.values())
     return sorted(map(StoredParameter, found, ordered), key=_place)
 
@@ -103,14 +103,6 @@ def kind_of(key: str) -> tuple[Kind, str]:
         state, _, own = key.removeprefix(OPTIMIZER).partition(".")
         return (_STATES[state], own) if state in _STATES else ("other", key)
     return ("other" if key.startswith(FP8) else "weight"), key
-
-
-def name_of(key: str) -> str:
-    """The canonical name, or the key itself where it has none."""
-    try:
-        return canonical(key)
-    except KeyError:
-        return key
 
 
 def bytes_by_kind(found: list[StoredParameter]) -> dict[Kind, int]:

@@ -12,10 +12,10 @@ from parallel.failures import GOOD_ENDS
 from program.errors import UserError
 from program.processes import is_running, machine
 from program.schema import JSON
-from program.untrusted import InputError, parse_json, read_bytes, read_toml, toml_table
+from program.untrusted import InputError, if_readable, parse_json, read_bytes, read_toml, toml_table
 from tools.report.metrics_table import MetricsTable, read_metrics
 from training.config.deprecated import in_current_names
-from training.config.recipe import dump, flat
+from training.config.recipe import dump, flattened
 from training.config.run_config import RunConfig
 from training.metrics.redaction import redacted
 from training.run_dir.goodput import MeasuredGoodput, measured_goodput
@@ -96,7 +96,7 @@ def read_run(folder: Path) -> RunData:
         verdict=verdict,
         goodput=measured_goodput(events, now_s if status == "running" else None, last_s),
         config=_config(folder),
-        defaults=dict(flat(redacted(toml_table(dump(RunConfig()), "defaults")))),
+        defaults=dict(flattened(redacted(toml_table(dump(RunConfig()), "defaults")))),
         evaluations=_lines(folder, EVALUATIONS, MOST_EVALUATIONS, unreadable),
         samples=_lines(folder, SAMPLES, MOST_SAMPLES, unreadable),
         timeline=_lines(folder, TIMELINE, MOST_STEPS, unreadable),
@@ -137,16 +137,13 @@ def _lives(folder: Path) -> bool:
 
 def _config(folder: Path) -> dict[str, JSON]:
     with contextlib.suppress(OSError, InputError):
-        return dict(flat(redacted(in_current_names(read_toml(folder / "config.toml", dict[str, JSON])))))
+        return dict(flattened(redacted(in_current_names(read_toml(folder / "config.toml", dict[str, JSON])))))
     return {}
 
 
 def _lines(folder: Path, name: str, most: int, unreadable: dict[str, int]) -> list[dict[str, Any]]:
     """The newest lines that are objects with an iteration. Others count as ``unreadable``, but for a torn last one."""
-    data = b""
-    with contextlib.suppress(OSError, InputError):
-        data = read_bytes(folder / name, 256 << 20)
-    lines = data.splitlines(keepends=True)[-most:]
+    lines = (if_readable(read_bytes, folder / name, 256 << 20) or b"").splitlines(keepends=True)[-most:]
     read = [record for line in lines if (record := _record(line)) is not None]
     whole = sum(1 for line in lines if line.strip() and (line.endswith(b"\n") or _record(line) is not None))
     if whole > len(read):

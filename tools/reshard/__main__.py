@@ -35,10 +35,9 @@ from tools.reshard.options import Dtype, Format, Keys, ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import planned, verify
 from tools.reshard.sources import check, open_ours, open_source
-from tools.shared.bucket_paths import on_disk
+from tools.shared import bucket_paths
 from tools.shared.held_checkpoint import deleted_is_said
 from tools.shared.written import check_new
-from training.checkpoint.format.manifest import DamagedError
 
 
 @dataclass(kw_only=True)
@@ -101,18 +100,7 @@ class Reshard:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
     job = parse_flags(Reshard, argv, "python -m tools.reshard", __doc__)
-    try:
-        with on_disk(job, "target", ("source",)) as local:
-            reshard(local)
-    except (UserError, DamagedError) as error:
-        print(f"tools.reshard: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        return command.os_error("tools.reshard", error)
-    except KeyboardInterrupt:
-        print("tools.reshard: interrupted; the same command continues it, or starts over", file=sys.stderr)
-        return 130
-    return 0
+    return bucket_paths.run("tools.reshard", job, reshard, "target", ("source",))
 
 
 def reshard(job: Reshard) -> None:

@@ -4,8 +4,10 @@ files, which a checkpoint takes with it in every direction.
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from data.tokenizers import base
 from models.config import ModelConfig
@@ -18,9 +20,11 @@ from program.errors import UserError
 from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan
+from tools.reshard.tensors import SourceRows, Tensors
 from tools.shared.carried_tokenizer import STAND_IN, choose
 from training.checkpoint import folders
 from training.checkpoint.imported import STAND_INS
+from training.checkpoint.state import State
 from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.run_dir.tokenizer_files import tokenizer_files
@@ -94,6 +98,34 @@ def carried_files(config: RunConfig, folder: Path) -> CarriedFiles:
         return CarriedFiles(copies={path.name: path} if path.is_file() else {})
     kept = base.carried(opened)
     return CarriedFiles(kept.name, tokenizer_files(opened.path, kept, licenses=False), kept.texts)
+
+
+def foreign_source(
+    folder: Path,
+    files: Tensors,
+    origins: Mapping[str, SourceRows],
+    state: State,
+    config: RunConfig,
+    program: str,
+    fingerprint: Any,
+    notes: Sequence[str] = (),
+) -> CheckpointSource:
+    """Another program's checkpoint, and its tokenizer's files. config: with the vocabulary's size."""
+    carried = carried_files(config, folder)
+    return CheckpointSource(
+        folder=folder,
+        files=files,
+        origins=origins,
+        state=state,
+        config=config,
+        about={"source": program, "iteration": state.progress.iteration, "layout": str(state.layout)},
+        carried=carried.copies,
+        texts=carried.texts,
+        tokenizer=carried.name,
+        pads_as_configured=False,
+        notes=tuple(notes),
+        fingerprint=fingerprint,
+    )
 
 
 def write_into(folder: Path, source: CheckpointSource) -> list[str]:

@@ -11,11 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from models.shapes import GPTShape
+from parallel.layout import Layout
 from program.errors import UserError
 from tools.reshard.checkpoint_source import MASTER, STATE
 from tools.reshard.named_weights import MappedOrigin, NamedWeight, Naming, RowRun, SourceTensor
 from tools.reshard.naming import known_name, namings
 from tools.reshard.tensors import Info, Origin
+from training.checkpoint.state import State
+from training.progress import Progress
 
 STATES = ("exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq", "param")
 """AdamW's, and fp32 weights where the model's are rounded."""
@@ -35,6 +38,16 @@ class NamedTensors:
     """Their name -> key."""
     states: Mapping[str, Mapping[str, str]]
     """State -> their name -> key."""
+
+
+def state_of(iteration: int, samples: int, step: int | None) -> State:
+    """step: updates that AdamW has made; None: there is none of its state."""
+    return State(
+        progress=Progress(iteration=iteration, consumed_samples=samples),
+        layout=Layout(),
+        device="cpu",
+        optimizer={} if step is None else {"step": step, "param_groups": [], "grad_scaler": None},
+    )
 
 
 def matched(tensors: Mapping[str, Info], shape: GPTShape, folder: Path) -> NamedTensors:

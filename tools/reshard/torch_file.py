@@ -21,7 +21,7 @@ from program.untrusted import regular_descriptor
 from tools.reshard.inert_pickle import InertNames, Ordered, Outside, PickledRecord, read, read_next, record
 from tools.reshard.megatron.files import OF_BLOBS, Tensor
 from training.checkpoint.format.pieces import ITEM_BYTES
-from training.checkpoint.format.reader import WORDS
+from training.checkpoint.format.reader import WORDS, read_words
 
 PICKLE_BYTES = 2 << 30
 """Largest pickle that is read: names, shapes and settings; tensors' bytes lie beside it."""
@@ -113,7 +113,8 @@ def read_view(descriptor: int, view: StridedView, into: np.ndarray, where: str) 
     span = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
     if span * item <= max(item, min(SPAN_BYTES, 8 * into.nbytes)):
         words = np.empty(span, dtype=WORDS[item])
-        read_at(descriptor, view.start, memoryview(words.view(np.uint8)), where)
+        if read_words(descriptor, view.start, words) is not None:
+            raise UserError(f"{where}: {_CUT}")
         steps = tuple(stride * item for stride in view.strides)
         into[...] = np.lib.stride_tricks.as_strided(words, view.shape, steps)
         return
@@ -124,15 +125,6 @@ def read_view(descriptor: int, view: StridedView, into: np.ndarray, where: str) 
         shape = tuple(last - first if dim == axis else size for dim, size in enumerate(view.shape))
         inside = tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))
         read_view(descriptor, view.part(offset, shape), into[inside], where)
-
-
-def read_at(descriptor: int, position: int, view: memoryview, where: str) -> None:
-    """Fill ``view`` from a place in a file."""
-    while view.nbytes:
-        count = os.preadv(descriptor, [view], position)
-        if not count:
-            raise UserError(f"{where}: {_CUT}")
-        view, position = view[count:], position + count
 
 
 @dataclass(slots=True, frozen=True)

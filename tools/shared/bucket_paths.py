@@ -10,17 +10,17 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
+from program import command
 from program.buckets import client, names, transfer
 from program.buckets.client import ObjectFacts
 from program.errors import UserError
+from tools.shared.resumable import bar_of_bytes
 from training.checkpoint import folders
 from training.checkpoint.bucket import stored
-from training.checkpoint.format.manifest import MANIFEST
+from training.checkpoint.format.manifest import MANIFEST, DamagedError
 
 LAST = (".metadata", "latest_checkpointed_iteration.txt", "config.json", "model.safetensors.index.json", MANIFEST)
 """What makes a folder whole of those who read it: uploaded behind everything else, in this order."""
@@ -43,18 +43,19 @@ def here(path: Path, what: str = "", *, tensors: bool = True) -> Path:
         found = stored.newer(None, url)
         if not found:
             return _fetched(client.listed(f"{url.rstrip('/')}/"), url, folder / names.last(url))
-        for one in found if not tensors else found[:1]:
+        newest = folder / found[0].name.partition("-")[0]
+        if tensors:
+            return _fetched(list(found[0].files.values()), found[0].url, newest)
+        for one in found:
             target = folder / one.name.partition("-")[0]
-            _fetched([one.files[name] for name in (one.files if tensors else stored.small_files(one))], one.url, target)
+            _fetched([one.files[name] for name in stored.small_files(one)], one.url, target)
             for name, facts in one.files.items():
-                if not (target / name).exists():
-                    target.joinpath(name).touch()
-                    os.truncate(target / name, facts.size)
-        if not tensors:
-            folders.point_to(folder / found[0].name.partition("-")[0])
+                with (target / name).open("ab") as file:
+                    file.truncate(facts.size)
+        folders.point_to(newest)
+        return folder
     except OSError as error:
         raise UserError(stored.said(error, what.strip() or url)) from None
-    return folder if not tensors else folder / found[0].name.partition("-")[0]
 
 
 def _fetched(objects: Sequence[ObjectFacts], url: str, folder: Path) -> Path:
@@ -63,7 +64,7 @@ def _fetched(objects: Sequence[ObjectFacts], url: str, folder: Path) -> Path:
         raise UserError(f"{url}: nothing is there. Give the URL of a checkpoint, a folder or a checkpoint.bucket.")
     if needed > free:
         raise UserError(f"{url}: takes {needed:,} bytes, and {folder.parent} has {free:,}. Set TMPDIR to another disk.")
-    with _bar(needed, "fetching") as bar:
+    with bar_of_bytes(needed, "fetching") as bar:
         for facts in objects:
             name = Path(facts.url.removeprefix(f"{url.rstrip('/')}/"))
             if name.is_absolute() or ".." in name.parts:
@@ -90,7 +91,7 @@ def written_to(path: Path, what: str) -> Iterator[Path]:
             yield target
             files = [file for file in target.rglob("*") if file.is_file()]
             files.sort(key=lambda file: (file.name in LAST and LAST.index(file.name) + 1, str(file)))
-            with _bar(sum(file.stat().st_size for file in files), "uploading") as bar:
+            with bar_of_bytes(sum(file.stat().st_size for file in files), "uploading") as bar:
                 for file in files:
                     transfer.upload(file, names.joined(url, str(file.relative_to(target))), bar.update)
     except OSError as error:
@@ -100,18 +101,23 @@ def written_to(path: Path, what: str) -> Iterator[Path]:
     print(f"uploaded {url}")
 
 
-@contextlib.contextmanager
-def on_disk[T](job: T, target: str, sources: Sequence[str]) -> Iterator[T]:
-    """A tool's flags, with folders in place of URLs in the fields of these names. Raises UserError as ``here`` and
-    ``written_to``."""
-    with written_to(getattr(job, target), target.upper()) as place:
-        given = {name: value for name in sources if (value := getattr(job, name)) is not None}
-        fetched = {name: here(value, f"{name.upper()} ") for name, value in given.items()}
-        yield dataclasses.replace(job, **{target: place}, **fetched)  # type: ignore[type-var]
-
-
-def _bar(total: int, title: str) -> tqdm:
-    return tqdm(total=total, desc=title, unit="B", unit_scale=True, mininterval=0.5 if sys.stderr.isatty() else 30)
+def run[T](program: str, job: T, act: Callable[[T], None], target: str, sources: Sequence[str]) -> int:
+    """``act`` on a tool's flags, with folders in place of URLs in the fields of these names. Exit code 0, or that of
+    what was raised, which is said."""
+    try:
+        with written_to(getattr(job, target), target.upper()) as place:
+            given = {name: value for name in sources if (value := getattr(job, name)) is not None}
+            fetched = {name: here(value, f"{name.upper()} ") for name, value in given.items()}
+            act(dataclasses.replace(job, **{target: place}, **fetched))  # type: ignore[type-var]
+    except (UserError, DamagedError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        return command.os_error(program, error)
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; the same command continues it, or starts over", file=sys.stderr)
+        return command.INTERRUPTED
+    return 0
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 
 from data.tokenizers import base
 from data.tokenizers.base import SentencePieceTokenizer, TiktokenTokenizer, Tokenizer, open_tokenizer
+from data.tokenizers.gpt2_pair import read_beside
 from data.tokenizers.tokenizer_json import JsonTokenizer, TokenizerConfig
 from models.hf.files import CARRIED_BYTES, TOKENIZERS, present
 from models.spans import MOST_TOKENS
@@ -82,14 +83,6 @@ def eos_ids(values: dict[str, Any]) -> list[int]:
     found = values.get("eos_token_id")
     ids = found if isinstance(found, list) else [found]
     return [one for one in ids if isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= MOST_TOKENS]
-
-
-def read_beside(path: Path, name: str) -> dict[str, Any]:
-    """A JSON file beside another; empty where there is none. Raises UserError where it is not an object."""
-    try:
-        return dict(read_foreign(path.with_name(name)))
-    except FileNotFoundError:
-        return {}
 
 
 def _eod_tokens(path: Path, config: dict[str, Any]) -> Iterator[str | None]:

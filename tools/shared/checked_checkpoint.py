@@ -11,16 +11,16 @@ import numpy as np
 from program.errors import UserError
 from training.checkpoint.format.manifest import MANIFEST, DamagedError
 from training.checkpoint.format.reader import FileReader, overlaps
-from training.checkpoint.format.verify import STEP_BYTES, damages, hash_of
+from training.checkpoint.format.verify import STEP_BYTES, Depth, damages, hash_of
 from training.config.recipe import load
 from training.config.run_config import RunConfig
 
 FIX = "Take another checkpoint, or bring these files back."
 
 
-def check_files(folder: Path) -> None:
-    """Sizes of all files and every byte of the small ones, the index among them. Raises UserError."""
-    if found := damages(folder, "sizes"):
+def check_files(folder: Path, depth: Depth = "sizes") -> None:
+    """Sizes of all files and every byte of the small ones, the index among them; or every byte. Raises UserError."""
+    if found := damages(folder, depth):
         texts = "; ".join(damage.text for damage in found[:3])
         raise UserError(f"{folder} is damaged: {texts}. {FIX}")
 

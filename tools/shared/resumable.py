@@ -102,18 +102,16 @@ def finish(folder: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+def bar_of_bytes(total: int, title: str, done: int = 0) -> tqdm:
+    """Where stderr is no terminal, a line each half minute."""
+    often_s = 0.5 if sys.stderr.isatty() else 30
+    return tqdm(total=total, initial=done, desc=title, unit="B", unit_scale=True, mininterval=often_s)
+
+
 def run(job: ConversionJob, workers: int, total_bytes: int, done_bytes: int, title: str) -> None:
     """All of a job, by this process or by ``workers`` others. Raises UserError where one of them did, or died, and
     DamagedError where one of them did."""
-    bar = tqdm(
-        total=total_bytes,
-        initial=done_bytes,
-        desc=title,
-        unit="B",
-        unit_scale=True,
-        mininterval=0.5 if sys.stderr.isatty() else 30,
-    )
-    with bar:
+    with bar_of_bytes(total_bytes, title, done_bytes) as bar:
         if workers == 1:
             job.run_worker(0, 1, bar.update)
         else:

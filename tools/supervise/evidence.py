@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from program.schema import JSON
-from program.untrusted import InputError, read_json
+from program.untrusted import if_readable, read_json
 from training.checkpoint import folders
 from training.watchdog import verdict_file
 
@@ -80,10 +80,7 @@ def fresh(now: Mapping[str, int], seen: Mapping[str, int]) -> set[str]:
 def read_verdict(run_dir: Path) -> EndEvidence:
     """The newest verdict that is there; an empty one where it cannot be read."""
     path = verdict_file.newest(run_dir)
-    try:
-        table: dict[str, Any] = read_json(path, dict[str, JSON]) if path else {}
-    except (OSError, InputError):
-        return EndEvidence()
+    table: dict[str, Any] = (path and if_readable(read_json, path, dict[str, JSON])) or {}
     text, kind = " ".join(_text(table, "line").split()), _text(table, "kind")
     host = _text(table, "host") if _blames(kind, text) else ""
     own = kind == "fault" or (kind == "exception" and not _any((*SURROUNDINGS, *MEMORY), text))

@@ -44,7 +44,7 @@ def on_every_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
     failed = torch.tensor([0 if own is None else ranks.rank + 1], device=ranks.device)
     dist.all_reduce(failed, op=dist.ReduceOp.MAX)
     if rank := int(failed):
-        raise OSError(told_by(rank - 1, f"rank {ranks.rank} of {ranks.identity.world_size}: {own}", ranks))
+        raise OSError(from_rank(f"rank {ranks.rank} of {ranks.identity.world_size}: {own}", rank - 1, ranks))
     return result  # type: ignore[return-value]
 
 
@@ -60,6 +60,13 @@ def on_every_rank_for_long[T](action: Callable[[], T], ranks: Ranks, beat: Calla
             beat()
             if not int(busy):
                 return on_every_rank(future.result, ranks)
+
+
+def from_rank[T](value: T, rank: int, ranks: Ranks) -> T:
+    """One rank's value, on every rank. Collective; it travels pickled."""
+    sent: list[Any] = [value if rank == ranks.rank else None]
+    dist.broadcast_object_list(sent, src=rank, device=ranks.device)
+    return sent[0]
 
 
 def gathered[T](own: list[T], ranks: Ranks) -> list[T]:
@@ -79,10 +86,3 @@ def gathered_rows(own: Sequence[float], ranks: Ranks) -> list[list[float]]:
     table = torch.empty(ranks.identity.world_size * len(own), dtype=torch.float64, device=ranks.device)
     dist.all_gather_into_tensor(table, mine)
     return table.view(-1, len(own)).tolist()
-
-
-def told_by[T](rank: int, own: T, ranks: Ranks) -> T:
-    """What ``rank`` has of its own, on every rank; it travels pickled. Collective."""
-    sent: list[Any] = [own if rank == ranks.rank else None]
-    dist.broadcast_object_list(sent, src=rank, device=ranks.device)
-    return sent[0]

@@ -23,7 +23,7 @@ from program.buckets.names import is_url
 from program.durable import replace_file
 from program.errors import UserError
 from program.processes import die_with_parent
-from program.untrusted import InputError, read_json, read_text
+from program.untrusted import if_readable, read_json, read_text
 from training.checkpoint.folders import checkpoints, is_complete, remove
 from training.checkpoint.foreign import ForeignFolder, recognise
 from training.checkpoint.foreign_model import check_before
@@ -164,10 +164,7 @@ def _fingerprint(folder: Path) -> list[list[Any]]:
 
 
 def _noted(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path, dict[str, Any])
-    except (OSError, InputError):
-        return {}
+    return if_readable(read_json, path, dict[str, Any]) or {}
 
 
 def _write(path: Path, note: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from models.names import canonical
+from models.names import shown_name
 from parallel.groups import Ranks
 from program.errors import SharedMistake
 from training.checkpoint import model_state, optimizer_state, rng
@@ -145,25 +145,25 @@ def _difference(saved: Shapes, model: Shapes) -> str | None:
     if reshaped:
         key = reshaped[0]
         shapes = f"{list(saved[key])} in the checkpoint and {list(model[key])} here"
-        sentences.append(f"{_name(key)} is {shapes}{_more(reshaped)}.")
+        sentences.append(f"{shown_name(key)} is {shapes}{_more(reshaped)}.")
     if missing:
-        sentences.append(f"The checkpoint lacks {_name(missing[0])}{_more(missing)}.")
+        sentences.append(f"The checkpoint lacks {shown_name(missing[0])}{_more(missing)}.")
     if extra:
-        sentences.append(f"The checkpoint has {_name(extra[0])}, which this model lacks{_more(extra)}.")
+        sentences.append(f"The checkpoint has {shown_name(extra[0])}, which this model lacks{_more(extra)}.")
     if not sentences:
         return None
     blocks = _blocks(saved) & _blocks(model)
-    fields = Counter(field for key in reshaped for field in _fields(_name(key), saved[key], model[key]))
+    fields = Counter(field for key in reshaped for field in _fields(shown_name(key), saved[key], model[key]))
     if _WIDTH in fields:
         del fields[f"{_WIDTH} or {_GATE}"]
     for key in missing + extra:
-        fields[_deciding(_name(key), blocks)] += 1
+        fields[_deciding(shown_name(key), blocks)] += 1
     return f"{' '.join(sentences)} Probably different: {'; '.join(field for field, _ in fields.most_common())}."
 
 
 def _blocks(shapes: Shapes) -> set[str]:
     """``layers.3.``, ``mtp.0.``, ... of every block that has parameters."""
-    return {match[0] for key in shapes if (match := _BLOCK.match(_name(key)))}
+    return {match[0] for key in shapes if (match := _BLOCK.match(shown_name(key)))}
 
 
 def _deciding(name: str, blocks_of_both: set[str]) -> str:
@@ -177,13 +177,6 @@ def _fields(name: str, saved: tuple[int, ...], here: tuple[int, ...]) -> list[st
     """The configuration's fields behind the dims in which two shapes differ."""
     dims = next((dims for end, dims in _DIMS.items() if name.endswith(end)), ("model.hidden_size",))
     return [field for field, old, new in zip(dims, saved, here, strict=False) if old != new]
-
-
-def _name(key: str) -> str:
-    try:
-        return canonical(key)
-    except KeyError:
-        return key
 
 
 def _more(keys: Sequence[str]) -> str:

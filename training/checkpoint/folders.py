@@ -113,17 +113,20 @@ def _named(root: Path, file: str) -> Path | None:
 
 
 def candidates(root: Path) -> list[Path]:
-    """``in_turn``, where each lies."""
+    """The committed checkpoints in ``root`` in the order to try them, see ``in_turn``."""
     return [one.path for one in in_turn(root)]
 
 
-def in_turn(root: Path) -> list[LineageCommit]:
-    """The committed checkpoints in ``root`` in the order to try them, the one to continue from first.
+def in_turn(root: Path, elsewhere: Sequence[LineageCommit] = ()) -> list[LineageCommit]:
+    """The commits in ``root``, and copies of the run's elsewhere, in the order to try them, the one to continue from
+    first; of what is in both places, the one in ``root``.
 
     That is the one that ``latest`` names, or a newer one that descends from it (see ``lineage.newest``); then those it
     descends from, other earlier ones, and at last those of later iterations, of a future that was given up.
     """
     found = [one for one in commits(root) if not one.is_misnamed]
+    known = {one.hash for one in found}
+    found += [one for one in elsewhere if one.hash not in known]
     named, written_ns = named_latest(root)
     first = newest(found, next((one for one in found if one.path == named), None), written_ns)
     return [] if first is None else in_order(found, first)

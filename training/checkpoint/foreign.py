@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from program.untrusted import InputError, read_json, read_text
+from program.untrusted import InputError, if_readable, read_json, read_text
 
 Kind = Literal["hf", "torch_dist", "mp_rank", "dcp", "deepspeed"]
 
@@ -98,7 +98,5 @@ def _kind(folder: Path) -> Kind | None:
 
 
 def _says_torch_dist(folder: Path) -> bool:
-    try:
-        return bool(read_json(folder / "metadata.json", dict[str, Any]).get("sharded_backend") == "torch_dist")
-    except (OSError, InputError):
-        return False
+    found = if_readable(read_json, folder / "metadata.json", dict[str, Any]) or {}
+    return bool(found.get("sharded_backend") == "torch_dist")

@@ -75,7 +75,6 @@ def first_of_all(root: Path, config: CheckpointConfig) -> Iterator[Path | None]:
             yield first_candidate(root, config)
             return
         folder = Path(scratch) / found[0].name.partition("-")[0]
-        folder.mkdir()
         try:
             stored.fetched(found[0], folder, stored.small_files(found[0]))
         except OSError as error:

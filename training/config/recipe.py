@@ -61,6 +61,15 @@ def dump_changed(config: RunConfig) -> str:
     return escaped(tomli_w.dumps(_without_none(ordered)))
 
 
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a table with tables in it."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
 def _tables(config: RunConfig) -> list[dict[str, Any]] | None:
     """``[[stage]]`` as it was given; None without it."""
     tables = [{key: value for key, value in dataclasses.asdict(one).items() if value not in (None, {})}
@@ -119,15 +128,6 @@ def names() -> dict[str, Any]:
     for section, kind in sections().items():
         found |= {f"{section}.{name}": hint for name, hint in typing.get_type_hints(kind).items()}
     return found
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """A recipe's fields by their dotted names."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _unknown_key(name: str, section: type) -> str:

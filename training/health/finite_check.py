@@ -12,7 +12,7 @@ from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import node_name
 from program.errors import SharedFault
-from training.checkpoint.agreement import told_by
+from training.checkpoint.agreement import from_rank
 from training.checkpoint.optimizer_state import allocate, held_slices
 from training.health.names import host_of, parameter_names
 from training.progress import Progress
@@ -31,10 +31,10 @@ def check_finite(progress: Progress, chunks: Chunks, optimizer: MegatronOptimize
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     if not (rank := int(worst)):
         return
-    own = _describe(chunks, optimizer, ranks) if rank - 1 == ranks.rank else ""
+    said = from_rank(_describe(chunks, optimizer, ranks) if rank - 1 == ranks.rank else "", rank - 1, ranks)
     raise SharedFault(
-        f"after iteration {progress.iteration}: {told_by(rank - 1, own, ranks)}. This state is not saved; started "
-        "again, the run continues from its newest checkpoint.",
+        f"after iteration {progress.iteration}: {said}. This state is not saved; started again, the run continues "
+        "from its newest checkpoint.",
         rank=rank - 1,
         host=host_of(rank - 1, ranks),
     )

@@ -5,21 +5,18 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from models.names import canonical
+from models.names import shown_name
 from parallel.ddp import Chunk, Chunks, held
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.launch import node_name
 from parallel.regions import Region
-from training.checkpoint.agreement import told_by
+from training.checkpoint.agreement import from_rank
 
 
 def name_of(region: Region) -> str:
     """The canonical name; of one of several experts that are one tensor, with its number."""
-    try:
-        name = canonical(region.key)
-    except KeyError:  # a layer that we do not name yet is still distinguished by megatron-core's key
-        name = region.key
+    name = shown_name(region.key)
     several = ".experts." in name and len(region.shape) > 2 and region.global_shape[0] > region.shape[0] == 1
     return f"{name}[{region.offset[0]}]" if several else name
 
@@ -78,4 +75,4 @@ def non_finite(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
 
 def host_of(rank: int, ranks: Ranks) -> str:
     """The node of ``rank``, see ``launch.node_name``, on every rank. Collective."""
-    return told_by(rank, node_name(os.environ), ranks)
+    return from_rank(node_name(os.environ), rank, ranks)

@@ -20,7 +20,7 @@ from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.regions import HeldTensor, Region
 from program.errors import SharedFault
-from training.checkpoint.agreement import told_by
+from training.checkpoint.agreement import from_rank
 from training.health.names import host_of, name_of
 from training.progress import Progress
 
@@ -120,7 +120,7 @@ class Replicas:
         here = _digests(facts) if row == self.rows.everywhere else [
             (one.name, tuple(checksum(values(one.tensor)).tolist())) for one in self.held if one.row == row
         ]  # fmt: skip
-        names = _unlike(*(told_by(rank, here, self.ranks) for rank in (sides.odd[0], sides.other)))
+        names = _unlike(*(from_rank(here, rank, self.ranks) for rank in (sides.odd[0], sides.other)))
         hosts = sorted({host_of(rank, self.ranks) for rank in sides.odd[:MOST_RANKS]})
         others = f" (and {len(names) - 1 + more} more)" if len(names) - 1 + more else ""
         blamed = hosts[0] if sides.majority and len(hosts) == 1 else None

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from program.durable import replace_file
 from program.untrusted import InputError, read_json, read_text
-from training.config.recipe import flat
+from training.config.recipe import flattened
 from training.metrics.redaction import redacted
 from training.metrics.registry import METRICS, Names, named_curves
 from training.metrics.values import Number, Values
@@ -252,7 +252,7 @@ class MlflowSink:
 
 def parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """``train.seed`` and its value as text, of every field that is set."""
-    return ((allowed(name), str(value)) for name, value in flat(config) if value not in (None, "", (), []))
+    return ((allowed(name), str(value)) for name, value in flattened(config) if value not in (None, "", (), []))
 
 
 def allowed(name: str) -> str:

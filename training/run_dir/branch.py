@@ -10,7 +10,7 @@ from pathlib import Path
 
 from program.errors import SharedMistake, UserError
 from program.schema import JSON
-from program.untrusted import InputError, read_toml
+from program.untrusted import if_readable, read_toml
 from training.checkpoint.folders import checkpoints, complete, find, iteration_of
 from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig
@@ -46,10 +46,7 @@ def _begun(run_dir: Path, trunk: Path) -> Path | None:
     """The checkpoint at which this folder's branch has begun; None where it has no checkpoint yet."""
     if not complete(checkpoints(run_dir)):
         return None
-    try:
-        section = read_toml(run_dir / "config.toml", dict[str, JSON]).get("train")
-    except (OSError, InputError):
-        section = None
+    section = (if_readable(read_toml, run_dir / "config.toml", dict[str, JSON]) or {}).get("train")
     said = section.get("decay_from") if isinstance(section, dict) else None
     begun = Path(said) if isinstance(said, str) else None
     if begun is None or trunk.resolve() not in (begun.resolve(), *begun.resolve().parents[:2]):

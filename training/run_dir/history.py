@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from program.schema import JSON, with_leaves
-from program.untrusted import InputError, parse_json, read_bytes, regular_descriptor
+from program.untrusted import InputError, if_readable, parse_json, read_bytes, regular_descriptor
 
 HISTORY = "history.jsonl"
 MOST_BYTES = 256 << 20
@@ -95,10 +95,7 @@ def read_history(run_dir: Path) -> list[Event]:
 
     Empty where there is no file, or it cannot be read.
     """
-    try:
-        lines = read_bytes(run_dir / HISTORY, MOST_BYTES).splitlines()
-    except (OSError, InputError):
-        return []
+    lines = (if_readable(read_bytes, run_dir / HISTORY, MOST_BYTES) or b"").splitlines()
     return [event for line in lines if (event := _event(line)) is not None]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from program.errors import SharedMistake, UserError
 from program.schema import JSON, structured
-from program.untrusted import InputError, read_toml
+from program.untrusted import if_readable, read_toml
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.schedule_entry import kept_schedule
@@ -100,9 +100,7 @@ def continues(flags: CheckpointConfig) -> bool:
 
 def _of_recipe(path: Path) -> Schedule | None:
     """Of a configuration that lies in a checkpoint; of another version too, whose further fields are not read."""
-    try:
-        table = read_toml(path, dict[str, JSON])
-    except (OSError, InputError):
+    if (table := if_readable(read_toml, path, dict[str, JSON])) is None:
         return None
     optimizer, problems = structured(table.get("optimizer", {}), OptimizerConfig)
     train, more = structured(table.get("train", {}), TrainConfig)

@@ -16,7 +16,7 @@ from training.checkpoint.schedule_entry import ENTRY as SCHEDULE
 from training.checkpoint.schedule_entry import kept_schedule
 from training.checkpoint.state import JSON
 from training.config.deprecated import in_current_names
-from training.config.recipe import dump, flat, sections, whole
+from training.config.recipe import dump, flattened, sections, whole
 from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries
 
@@ -168,7 +168,7 @@ def fitted(items: Sequence[str], between: str = "; ") -> str:
 def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
     """A field that one recipe leaves out, as an import's does, and that is at its default in the other, is the same;
     so is a model that one names and the other spells out."""
-    default = dict(flat(toml_table(dump(RunConfig()), RECIPE)))
+    default = dict(flattened(toml_table(dump(RunConfig()), RECIPE)))
     pairs = _pairs(*map(_meant, (before, now)))
     return {
         name: (old, new)
@@ -180,19 +180,19 @@ def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
 def _meant(recipe: str) -> dict[str, JSON]:
     """A recipe's fields by name, with every number of its model where it can be resolved."""
     table = in_current_names(toml_table(recipe, RECIPE))
-    fields = dict(flat(table))
+    flat = dict(flattened(table))
     config, problems = structured(table.get("model", {}), ModelConfig)
     if problems:  # of a later version, say
-        return fields
+        return flat
     try:
         shape = dataclasses.asdict(resolve(config, None))
     except UserError:
-        return fields
+        return flat
     named = {f"model.{name}": list(value) if isinstance(value, tuple) else value for name, value in shape.items()}
     if config.vocab_size is None:  # the tokenizer's
         del named["model.vocab_size"]
-    fields.pop("model.shape", None)
-    return fields | named
+    flat.pop("model.shape", None)
+    return flat | named
 
 
 def _pairs(before: JSON, now: JSON) -> dict[str, tuple[JSON, JSON]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from parallel.launch import Identity
 from program.errors import UserError
 from program.processes import is_running
-from program.untrusted import InputError, read_text
+from program.untrusted import if_readable, read_text
 from training.run_lock import lock_heartbeat
 from training.run_lock.lock_heartbeat import LockHeartbeat, file_of
 from training.run_lock.record import OWNER, Owner, current, describe, encode, myself, progress, successor
@@ -216,10 +216,7 @@ def acquire(
 
 def _released(folder: Path) -> str | None:
     """The attempt that gave the folder back, if no run has taken it since."""
-    try:
-        return read_text(folder / RELEASED)
-    except (OSError, InputError):
-        return None
+    return if_readable(read_text, folder / RELEASED)
 
 
 def _refusal(folder: Path, owner: Owner) -> str:

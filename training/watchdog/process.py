@@ -6,7 +6,7 @@ import select
 from dataclasses import dataclass
 from pathlib import Path
 
-from program.untrusted import read_text
+from program.untrusted import if_readable, read_text
 
 _STATE, _CPU, _START, _EXIT_CODE = 0, slice(11, 13), 19, 49  # fields 3, 14 and 15, 22, 52 of proc(5)'s stat
 
@@ -24,9 +24,8 @@ class Status:
 
 def status(pid: int, start: int | None) -> Status | None:
     """The process that started at ``start``; None where it has gone, or its number belongs to another by now."""
-    try:
-        fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    except OSError:
+    fields = (if_readable(read_text, Path(f"/proc/{pid}/stat")) or "").rpartition(")")[2].split()
+    if not fields:
         return None
     if start is not None and int(fields[_START]) != start:
         return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from program.durable import replace_file
-from program.untrusted import InputError, read_bytes, read_json, read_text
+from program.untrusted import if_readable, read_bytes, read_json, read_text
 from training.watchdog.verdict import NodeReport, Verdict
 
 WATCH = "watch"
@@ -44,9 +44,7 @@ def replace(path: Path, entries: Any) -> None:
 
 def content(path: Path) -> bytes | None:
     """What lies there; None where nothing does, or it cannot be read."""
-    with contextlib.suppress(OSError, InputError):
-        return read_bytes(path)
-    return None
+    return if_readable(read_bytes, path)
 
 
 def replace_verdict(folder: Path, verdict: Verdict) -> None:
@@ -114,10 +112,7 @@ def _link(unfinished: Path, path: Path) -> None:
 
 def read(folder: Path) -> Verdict | None:
     """The start's verdict, if it has one."""
-    with contextlib.suppress(OSError, InputError):
-        verdict: Verdict = read_json(folder / VERDICT, Verdict)
-        return verdict
-    return None
+    return if_readable(read_json, folder / VERDICT, Verdict)
 
 
 def tell(folder: Path, report: NodeReport) -> None:
@@ -129,8 +124,5 @@ def tell(folder: Path, report: NodeReport) -> None:
 
 def node_reports(folder: Path) -> list[NodeReport]:
     """All nodes' words. One read for each node: for the one who judges."""
-    reports = []
-    for path in sorted(folder.glob("node-*.json")):
-        with contextlib.suppress(OSError, InputError):
-            reports.append(read_json(path, NodeReport))
-    return reports
+    found = (if_readable(read_json, path, NodeReport) for path in sorted(folder.glob("node-*.json")))
+    return [one for one in found if one is not None]

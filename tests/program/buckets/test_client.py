@@ -223,7 +223,7 @@ def test_a_forked_process_does_not_take_the_parents_connections(server: Server) 
             if not child:
                 try:
                     client.write(f"{URL}/fork/child", b"%d" % number)
-                    inherited = client._stores[os.getppid(), "s3"]._loop._selector
+                    inherited = client._made("s3", os.getppid())._loop._selector
                     for key in list(inherited.get_map().values()):
                         inherited.unregister(key.fileobj)  # as closing a connection does
                     os._exit(0)

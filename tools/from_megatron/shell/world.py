@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from program.untrusted import InputError, read_text
+from program.untrusted import if_readable, read_text
 from tools.from_megatron.shell.calls import FILE, FOLDER, Call, Listener
 
 MAGIC = "/@/"
@@ -107,10 +107,7 @@ class World:
         if full in self.written:
             return _whole(self.written[full]).decode(errors="replace")
         real = self._beside(path, full)
-        try:
-            return None if real is None or not real.is_file() else read_text(real, MOST_BYTES)
-        except (OSError, InputError):
-            return None
+        return None if real is None or not real.is_file() else if_readable(read_text, real, MOST_BYTES)
 
     def _full(self, path: str) -> str:
         """The path from the root; what the script takes for its working folder is its own."""

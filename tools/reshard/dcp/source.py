@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 
 from models.resolve import resolve
-from parallel.layout import Layout
 from program.errors import UserError
-from program.untrusted import InputError, read_foreign
+from program.untrusted import if_readable, read_foreign
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron.files import METADATA, TorchDist, TorchDistTensor
-from tools.reshard.model_recipe import carried_files, is_recipe, model_recipe, with_vocab_size
-from tools.reshard.named_source import NamedTensors, check_numbers, matched, origins
+from tools.reshard.model_recipe import foreign_source, is_recipe, model_recipe, with_vocab_size
+from tools.reshard.named_source import NamedTensors, check_numbers, matched, origins, state_of
 from tools.reshard.options import ReshardOptions
 from training.checkpoint.foreign import DCP_PARTS
-from training.checkpoint.state import State
-from training.progress import Progress
 
 _ITERATION = re.compile(r"(?:^|\.)(?:train_state|trainer|app|state)\.(?:step|global_step|iteration)$")
 _FOLDER = re.compile(r"^(?:step|checkpoint|iter|epoch|global_step)[-_]?(\d+)$")
@@ -113,26 +110,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
             f"{config.train.global_batch_size}, from which schedules go on. --recipe RECIPE.toml of the run to come "
             "counts as it does."
         )
-    carried = carried_files(config, folder)
-    return CheckpointSource(
-        folder=folder,
-        files=files,
-        origins=made,
-        state=State(
-            progress=Progress(iteration=iteration, consumed_samples=samples),
-            layout=Layout(),
-            device="cpu",
-            optimizer={} if step is None else {"step": step, "param_groups": [], "grad_scaler": None},
-        ),
-        config=with_vocab_size(config, vocab_size),
-        about={"source": f"dcp, {found.naming.label}", "iteration": iteration, "layout": str(Layout())},
-        carried=carried.copies,
-        texts=carried.texts,
-        tokenizer=carried.name,
-        pads_as_configured=False,
-        notes=tuple(notes),
-        fingerprint=files.fingerprint(),
-    )
+    state, config = state_of(iteration, samples, step), with_vocab_size(config, vocab_size)
+    program = f"dcp, {found.naming.label}"
+    return foreign_source(folder, files, made, state, config, program, files.fingerprint(), notes)
 
 
 def _step(files: DcpFiles, found: NamedTensors) -> int | None:
@@ -147,11 +127,8 @@ def _step(files: DcpFiles, found: NamedTensors) -> int | None:
 
 def _of_folder(folder: Path) -> int | None:
     """The iteration that the folder's name or Trainer's own file tells."""
-    try:
-        said = read_foreign(folder / "trainer_state.json").get("global_step")
-        if isinstance(said, int):
-            return said
-    except (OSError, InputError):
-        pass
+    said = (if_readable(read_foreign, folder / "trainer_state.json") or {}).get("global_step")
+    if isinstance(said, int):
+        return said
     match = _FOLDER.match(folder.name)
     return int(match[1]) if match else None

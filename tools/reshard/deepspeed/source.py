@@ -16,23 +16,20 @@ from typing import Any
 import numpy as np
 
 from models.resolve import resolve
-from parallel.layout import Layout
 from program.errors import UserError
 from program.untrusted import regular_descriptor
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.deepspeed.partitions import Piece, Shapes, of_groups, of_ranks
 from tools.reshard.inert_pickle import Size
-from tools.reshard.model_recipe import carried_files, model_recipe, with_vocab_size
-from tools.reshard.named_source import check_numbers, matched, origins
+from tools.reshard.model_recipe import foreign_source, model_recipe, with_vocab_size
+from tools.reshard.named_source import check_numbers, matched, origins, state_of
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import BLOCK_BYTES, rectangles
 from tools.reshard.torch_file import StridedView, TorchFile, read_view
 from tools.shared.dtypes import cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
-from training.checkpoint.state import State
-from training.progress import Progress
 
 _MODEL = re.compile(r"^(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
 _OPTIMIZER = re.compile(r"^(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
@@ -93,26 +90,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     notes = (
         [] if files.optimizers or options.drop_optimizer else [f"{folder}: weights alone: it has no optim_states.pt."]
     )
-    carried = carried_files(config, folder)
-    return CheckpointSource(
-        folder=folder,
-        files=opened,
-        origins=made,
-        state=State(
-            progress=Progress(iteration=iteration, consumed_samples=samples if isinstance(samples, int) else 0),
-            layout=Layout(),
-            device="cpu",
-            optimizer={} if step is None else {"step": step, "param_groups": [], "grad_scaler": None},
-        ),
-        config=with_vocab_size(config, vocab_size),
-        about={"source": f"deepspeed, {found.naming.label}", "iteration": iteration, "layout": str(Layout())},
-        carried=carried.copies,
-        texts=carried.texts,
-        tokenizer=carried.name,
-        pads_as_configured=False,
-        fingerprint=opened.fingerprint(),
-        notes=tuple(notes),
-    )
+    state = state_of(iteration, samples if isinstance(samples, int) else 0, step)
+    config, program = with_vocab_size(config, vocab_size), f"deepspeed, {found.naming.label}"
+    return foreign_source(folder, opened, made, state, config, program, opened.fingerprint(), notes)
 
 
 def _rank_files(folder: Path) -> RankFiles:

@@ -25,6 +25,7 @@ from tools.reshard.inert_pickle import DTYPES, STORAGES, Ordered, Outside, Pickl
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.pieces import ITEM_BYTES
+from training.checkpoint.format.reader import read_words
 
 METADATA, CONFIG, LEGACY_COMMON = ".metadata", "metadata.json", "common.pt"
 COMMON = "common_state/shard_0_1"
@@ -194,17 +195,8 @@ class TorchDist:
             target[at : at + count] = rows[(slice(None), *inside[1:])]
 
     def _read_at(self, file: str, position: int, into: np.ndarray) -> None:
-        direct = into if into.flags.c_contiguous else np.empty(into.shape, dtype=into.dtype)
-        view = memoryview(direct.reshape(-1).view(np.uint8))
-        while view.nbytes:
-            count = os.preadv(self._descriptor(file), [view], position)
-            if not count:
-                raise UserError(
-                    f"{self.folder / file}: ends at byte {position:,}, where a tensor goes on. Download it again."
-                )
-            view, position = view[count:], position + count
-        if direct is not into:
-            into[...] = direct
+        if (end := read_words(self._descriptor(file), position, into)) is not None:
+            raise UserError(f"{self.folder / file}: ends at byte {end:,}, where a tensor goes on. Download it again.")
 
     def _data_start(self, key: str, info: TorchDistTensor, chunk: ChunkPlace) -> int:
         """Where the chunk's elements begin in its file: found once, from the zip file's table of contents."""

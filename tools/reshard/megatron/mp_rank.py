@@ -17,23 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel.layout import Layout
 from program.errors import UserError
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
-from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
+from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron import mp_rank_names
 from tools.reshard.megatron.files import Namespace
 from tools.reshard.megatron.keys import style_of
 from tools.reshard.megatron.mp_rank_names import RankTensor, layer_count, weights_of
-from tools.reshard.megatron.source import RECIPE_WANTED, check_model, expected, plain_state
-from tools.reshard.model_recipe import carried_files
+from tools.reshard.megatron.source import check_model, expected, plain_state, read_recipe
+from tools.reshard.model_recipe import foreign_source
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import is_of_vocabulary
 from tools.reshard.tensors import Origin
 from tools.reshard.torch_file import StridedView, TorchFile
-from training.config.recipe import load
 
 _RANK = re.compile(r"^mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
 NAMES = ("model_optim_rng.pt", "model_rng.pt")
@@ -70,12 +67,7 @@ class RankFile:
 
 def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     """Raises UserError for whatever of it is not covered, by name."""
-    if options.recipe is None:
-        raise UserError(f"{folder}: {RECIPE_WANTED}")
-    config = load(options.recipe)
-    vocab_size = real_vocab_size(config, options.recipe.parent)
-    shape = resolve(config.model, vocab_size)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+    config, shape = read_recipe(options, folder)
     if "M" in shape.hybrid_layer_pattern or any(shape.linear_blocks):
         raise UserError(
             f"{folder}: the model of --recipe has mixers (Mamba-2, gated delta nets), whose matrices each "
@@ -86,27 +78,12 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     tensors = _Assembly(folder, shape, ranks).tensors()
     origins = {key: Origin(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
     check_model(origins, [], shape, folder)
-    said = ranks[0].said
-    state = plain_state(said)
-    iteration = state.progress.iteration
+    files = AssembledFiles(folder, tensors, tuple(_rank_files(folder)))
+    state = dataclasses.replace(plain_state(ranks[0].said), optimizer={})
     notes = [
         f"{folder}: the weights alone are read; the optimizer's state of mp_rank folders is not."
     ] if not options.drop_optimizer and any(rank.has_optimizer for rank in ranks) else []  # fmt: skip
-    carried = carried_files(config, folder)
-    return CheckpointSource(
-        folder=folder,
-        files=AssembledFiles(folder, tensors, tuple(_rank_files(folder))),
-        origins=origins,
-        state=dataclasses.replace(state, optimizer={}),
-        config=config,
-        about={"source": "megatron", "iteration": iteration, "layout": str(Layout())},
-        carried=carried.copies,
-        texts=carried.texts,
-        tokenizer=carried.name,
-        pads_as_configured=False,
-        fingerprint=AssembledFiles(folder, tensors, tuple(_rank_files(folder))).fingerprint(),
-        notes=tuple(notes),
-    )
+    return foreign_source(folder, files, origins, state, config, "megatron", files.fingerprint(), notes)
 
 
 def _ranks(folder: Path) -> list[RankFile]:

@@ -3,7 +3,6 @@
 Without torch and process groups: megatron-core's own loader is not used.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from models.costs.parameters import parameters
-from models.names import canonical, checkpoint_key
+from models.names import checkpoint_key, shown_name
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.layout import Layout
@@ -25,7 +24,7 @@ from tools.reshard.megatron.dp_reshardable import FlatStates, by_weight, has_buc
 from tools.reshard.megatron.files import Namespace, TorchDist
 from tools.reshard.megatron.hybrid_files import HybridFiles, is_cut
 from tools.reshard.megatron.keys import moe_blocks, ours, style_of
-from tools.reshard.model_recipe import carried_files
+from tools.reshard.model_recipe import foreign_source, with_vocab_size
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import is_of_vocabulary
 from tools.reshard.tensors import BLOCK_BYTES, Origin, SourceRows, Tensors, rectangles
@@ -33,6 +32,7 @@ from tools.shared.dtypes import cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.state import State
 from training.config.recipe import load
+from training.config.run_config import RunConfig
 from training.progress import Progress
 
 RECIPE_WANTED = (
@@ -47,18 +47,22 @@ _BUCKET = re.compile(r"^(?:chained_\d+\.)?optimizer\.distributed\.")
 _NO_WEIGHTS = re.compile(r"(^|/|\.)(_extra_state|rng_state|rerun_state_machine_state|common_state)(/|$|\.)")
 
 
-def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
-    """Raises UserError for whatever of it is not covered, by name."""
+def read_recipe(options: ReshardOptions, folder: Path) -> tuple[RunConfig, GPTShape]:
+    """The configuration, with the vocabulary's size, and its model. Raises UserError where none is given."""
     if options.recipe is None:
         raise UserError(f"{folder}: {RECIPE_WANTED}")
     config = load(options.recipe)
+    vocab_size = real_vocab_size(config, options.recipe.parent)
+    return with_vocab_size(config, vocab_size), resolve(config.model, vocab_size)
+
+
+def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
+    """Raises UserError for whatever of it is not covered, by name."""
+    config, shape = read_recipe(options, folder)
     files = TorchDist(folder)
     if is_cut(files.tensors):
         files.close()
         files = HybridFiles(folder)
-    vocab_size = real_vocab_size(config, options.recipe.parent)
-    shape = resolve(config.model, vocab_size)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
     common = files.common()
     tensors: Tensors = files
     if has_buckets(files):
@@ -66,20 +70,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         if not options.drop_optimizer:
             weights = _weights(files)
             tensors = _by_weight(files, weights, shape, _plain(common.get("args")))
-    carried = carried_files(config, folder)
-    return CheckpointSource(
-        folder=folder,
-        files=tensors,
-        origins=_origins(tensors, shape, folder, options.drop_optimizer),
-        state=with_schedule(plain_state(common), config),
-        config=config,
-        about={"source": "megatron", "iteration": _iteration(common), "layout": str(Layout())},
-        carried=carried.copies,
-        texts=carried.texts,
-        tokenizer=carried.name,
-        pads_as_configured=False,
-        fingerprint=files.fingerprint(),
-    )
+    origins = _origins(tensors, shape, folder, options.drop_optimizer)
+    state = with_schedule(plain_state(common), config)
+    return foreign_source(folder, tensors, origins, state, config, "megatron", files.fingerprint())
 
 
 def _by_weight(files: TorchDist, weights: Sequence[str], shape: GPTShape, args: Any) -> FlatStates:
@@ -162,7 +155,7 @@ def check_model(found: Mapping[str, Origin], extra: Sequence[str], shape: GPTSha
         if key in weights and not _fits(key, found[key].shape, size)
     ]
     for what, names in (
-        ("lacks", [_name(key) for key in missing]),
+        ("lacks", [shown_name(key) for key in missing]),
         ("has no place for", left),
         ("differs in", reshaped),
     ):
@@ -200,13 +193,6 @@ def _fits(key: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     if is_of_vocabulary(key):
         return found[1:] == wanted[1:]
     return found == wanted
-
-
-def _name(key: str) -> str:
-    try:
-        return canonical(key)
-    except KeyError:
-        return key
 
 
 def check_bytes(source: CheckpointSource) -> None:

@@ -1,7 +1,6 @@
 """A Hugging Face folder: its configuration, its tensors by rows, and what else it carries."""
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from tools.shared.hf_folder.experts import each_expert
 from tools.shared.hf_folder.headers import TensorSpan, read_places, weight_files
 from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.pieces import ITEM_BYTES
-from training.checkpoint.format.reader import WORDS
+from training.checkpoint.format.reader import WORDS, read_words
 
 SCALE = "_scale_inv"
 """What the name of an fp8 matrix's scales ends with."""
@@ -53,7 +52,9 @@ class HfFolder:
         """Rows of a tensor as words of ``dtype``: [count, elements of a row]."""
         place = self.places[name]
         words = np.empty((count, place.row_bytes // ITEM_BYTES[place.dtype]), dtype=WORDS[ITEM_BYTES[place.dtype]])
-        _read_into(self._descriptors.get(place.file.name), place.start + first * place.row_bytes, words, place.file)
+        start = place.start + first * place.row_bytes
+        if (end := read_words(self._descriptors.get(place.file.name), start, words)) is not None:
+            raise UserError(f"{place.file}: ended at byte {end:,} while it was read. Download it again.")
         if self._is_scaled(name):
             return from_numbers(dequantised(words, self._scale(name), first), dtype)
         return cast(words, place.dtype, dtype)
@@ -87,15 +88,6 @@ class HfFolder:
             words = self.rows(name + SCALE, 0, place.shape[0], place.dtype)
             self._scales = {name: to_numbers(words, place.dtype).astype(np.float32)}
         return self._scales[name]
-
-
-def _read_into(descriptor: int, start: int, into: np.ndarray, path: Path) -> None:
-    view = memoryview(into.reshape(-1).view(np.uint8))
-    while view.nbytes:
-        count = os.preadv(descriptor, [view], start)
-        if not count:
-            raise UserError(f"{path}: ended at byte {start:,} while it was read. Download it again.")
-        start, view = start + count, view[count:]
 
 
 def architecture(source: HfFolder) -> tuple[str, GPTShape]:

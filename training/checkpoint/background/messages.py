@@ -10,7 +10,7 @@ from typing import Annotated
 
 from program.durable import replace_file
 from program.schema import Infinite, Text
-from program.untrusted import InputError, parse_json, read_text
+from program.untrusted import if_readable, parse_json, read_text
 from training.checkpoint.committing import FilledFolder
 from training.checkpoint.format.pieces import TensorGroup
 
@@ -122,7 +122,4 @@ def mark_failed(folder: Path, rank_file: str, text: str) -> None:
 
 def failure_of(folder: Path, name: str) -> str | None:
     """What a writer that failed left word of."""
-    try:
-        return read_text(folder / f"{name}{FAILED}")
-    except (OSError, InputError):
-        return None
+    return if_readable(read_text, folder / f"{name}{FAILED}")

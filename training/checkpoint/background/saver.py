@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,20 +111,8 @@ class BackgroundWriter:
         self.is_pinned = False
         self._copy: HostCopy | None = None
         self._unsent: list[Write | Commit] = []
-        with out_of_earshot():
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "training.checkpoint.background.process",
-                    str(theirs.fileno()),
-                    str(self._descriptor),
-                ],
-                pass_fds=(theirs.fileno(), self._descriptor),
-                cwd=ROOT,
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-            )
+        words, given = ("training.checkpoint.background.process",), (theirs.fileno(), self._descriptor)
+        self._process = companion(*words, *map(str, given), pass_fds=given, stdin=subprocess.DEVNULL)
         theirs.close()
 
     def reserve(self, total: int, *, pinned: bool) -> None:
@@ -250,11 +239,10 @@ class BackgroundWriter:
         return torch.empty(0, dtype=torch.uint8) if self._memory is None else self._memory[position : position + size]
 
 
-@contextlib.contextmanager
-def out_of_earshot() -> Iterator[None]:
-    """Processes started within never hear ``NOT_FOR_US``, not even before they have said so themselves."""
+def companion(module: str, *words: str, **more: Any) -> subprocess.Popen[bytes]:
+    """A program of Triplane beside this rank. It never hears ``NOT_FOR_US``, not even before it has said so itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_US)
     try:
-        yield
+        return subprocess.Popen([sys.executable, "-m", module, *words], cwd=ROOT, start_new_session=True, **more)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

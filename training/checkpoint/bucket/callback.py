@@ -6,23 +6,19 @@ import json
 import os
 import random
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 from parallel import metrics
 from parallel.groups import Ranks
 from program.untrusted import parse_json
 from training.checkpoint import folders
 from training.checkpoint.agreement import gathered, on_first_rank
-from training.checkpoint.background.saver import ROOT, out_of_earshot
+from training.checkpoint.background.saver import companion
 from training.checkpoint.bucket import uploading
-from training.checkpoint.bucket.fetching import MEBIBYTE, fault
+from training.checkpoint.bucket.fetching import MEBIBYTE, asked
 from training.checkpoint.bucket.process import UploadReport
 from training.checkpoint.bucket.uploading import UploadOrder
 from training.loop import Callback, Reason
@@ -39,40 +35,26 @@ class Uploader:
     """The program of this node. Credentials are in its environment, as in the rank's, and not among its words."""
 
     def __init__(self, order: UploadOrder) -> None:
-        words = [sys.executable, "-m", "training.checkpoint.bucket.process", json.dumps(dataclasses.asdict(order))]
-        read, write = os.pipe()
-        with out_of_earshot():
-            self.process = subprocess.Popen(
-                words, cwd=ROOT, stdin=subprocess.PIPE, stdout=write, start_new_session=True
-            )
-        os.close(write)
-        os.set_blocking(read, False)
-        self._lines, self._rest = read, b""
+        words = ("training.checkpoint.bucket.process", json.dumps(dataclasses.asdict(order)))
+        self.process = companion(*words, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._to, self._from, self._rest = self.process.stdin, self.process.stdout, b""
+        os.set_blocking(self._from.fileno(), False)
 
     def ask(self) -> None:
         """For "idle" as soon as the newest checkpoint is in the bucket."""
-        assert self.process.stdin is not None
         with contextlib.suppress(OSError):  # it has just ended, which is heard of
-            os.write(self.process.stdin.fileno(), b"look\n")
+            self._to.write(b"look\n")
 
-    def reports(self) -> Iterator[UploadReport]:
+    def reports(self) -> list[UploadReport]:
         """What it has said since the last call."""
-        while data := self._read():
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                yield parse_json(line, UploadReport)
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._lines, 1 << 16)
-        except BlockingIOError:
-            return b""
+        *lines, self._rest = (self._rest + (self._from.read() or b"")).split(b"\n")
+        return [parse_json(line, UploadReport) for line in lines]
 
     def close(self) -> None:
         """Let it end: now, whatever it does. Nothing that is half uploaded is seen, and the next start goes on."""
-        self.process.kill()
-        self.process.communicate()
-        os.close(self._lines)
+        with self.process:
+            self.process.kill()
 
 
 class BucketCallback(Callback):
@@ -90,14 +72,10 @@ class BucketCallback(Callback):
 
     def start(self, progress: Progress) -> None:
         """Claim the prefix, which tries it, and start a program on each node. Raises SharedMistake or SharedFault."""
-        try:
-            on_first_rank(partial(uploading.claim, self.order.url, self.order.attempt), self.ranks)
-        except OSError as error:
-            raise fault(error, "checkpoint.bucket") from None
-        firsts = gathered([self.ranks.rank] if self.ranks.identity.local_rank == 0 else [], self.ranks)
+        asked(partial(uploading.claim, self.order.url, self.order.attempt), self.ranks)
+        firsts = sorted(gathered([self.ranks.rank] if self.ranks.identity.local_rank == 0 else [], self.ranks))
         if self.ranks.rank in firsts:
-            number = sorted(firsts).index(self.ranks.rank)
-            self.order = dataclasses.replace(self.order, node=number, nodes=len(firsts))
+            self.order = dataclasses.replace(self.order, node=firsts.index(self.ranks.rank), nodes=len(firsts))
             self.uploader = Uploader(self.order)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
@@ -119,11 +97,13 @@ class BucketCallback(Callback):
 
     def _wait(self) -> None:
         """Until the newest checkpoint is in the bucket, or could not be brought there. Collective."""
-        self.answered, said = False, time.monotonic()
-        self._ask()
-        self.sent = 0
-        began = said
-        while self._any(self.ranks.rank == 0 and not self.answered):
+        began = said = time.monotonic()
+        self.answered, self.sent = False, 0
+        if self.uploader is not None:
+            if self.uploader.process.poll() is not None:
+                self.uploader = self._anew(self.uploader)
+            self.uploader.ask()
+        while on_first_rank(lambda: not self.answered, self.ranks):
             time.sleep(0.1)
             self.beat()
             self._hear()
@@ -132,25 +112,17 @@ class BucketCallback(Callback):
                 eta = f", {self.left * (said - began) / self.sent:,.0f} s" if self.sent else ""
                 self.ranks.say(f"waiting for {self.order.url}: {self.left / MEBIBYTE:,.1f} MiB of this node left{eta}")
 
-    def _ask(self) -> None:
-        if self.uploader is not None and self.uploader.process.poll() is not None:
-            self._start_again()
-        if self.uploader is not None:
-            self.uploader.ask()
-
     def _hear(self) -> None:
         if self.uploader is None:
             return
         has_ended = self.uploader.process.poll() is not None  # before its last words are read
         for report in self.uploader.reports():
             self._take(report)
-        if not has_ended:
-            self.again_s = 0.0
-        elif not self.again_s:
+        if has_ended and not self.again_s:
             self.answered = True
             self.again_s = time.monotonic() + AGAIN_S * random.uniform(1, 2)
-        elif time.monotonic() > self.again_s:
-            self._start_again()
+        elif has_ended and time.monotonic() > self.again_s:
+            self.uploader = self._anew(self.uploader)
 
     def _take(self, report: UploadReport) -> None:
         if report.what == "sent":
@@ -175,12 +147,7 @@ class BucketCallback(Callback):
             self.ranks.say(text)
             self.note("upload_failed", text=text)
 
-    def _start_again(self) -> None:
-        if self.uploader is not None:
-            self.uploader.close()
-            self.uploader, self.again_s = Uploader(self.order), 0.0
-
-    def _any(self, flag: bool) -> bool:
-        found = torch.tensor([int(flag)], device=self.ranks.device)
-        dist.all_reduce(found)
-        return bool(int(found))
+    def _anew(self, ended: Uploader) -> Uploader:
+        ended.close()
+        self.again_s = 0.0
+        return Uploader(self.order)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parallel.groups import Ranks
 from program.buckets.names import is_url
-from program.errors import SharedFault, SharedMistake
+from program.errors import SharedFault, SharedMistake, UserError
 from training.checkpoint import folders, room
 from training.checkpoint.agreement import gathered, on_every_rank_for_long, on_first_rank
 from training.checkpoint.bucket import stored
@@ -33,33 +33,27 @@ def with_fetched(
     """
     root, own = folders.checkpoints(run_dir), config.bucket
     if own is not None:
-        found = _asked(partial(stored.newer, root, own), "checkpoint.bucket", ranks)
+        found = asked(partial(stored.newer, root, own), ranks)
         if (path := _first_whole(found, root, config, ranks, beat)) is not None:
             on_first_rank(partial(folders.point_to, path), ranks)
     load = config.load
     if load is None or not is_url(load) or on_first_rank(lambda: bool(folders.complete(root)), ranks):
         return config
-    found = _asked(partial(stored.find, load, "checkpoint.load"), "checkpoint.load", ranks)
-    if (path := _first_whole(found, run_dir / FETCHED / _digest(load), config, ranks, beat)) is None:
+    found = on_first_rank(partial(stored.find, load, "checkpoint.load"), ranks)
+    folder = run_dir / FETCHED / hashlib.sha256(load.encode()).hexdigest()[:8]
+    if (path := _first_whole(found, folder, config, ranks, beat)) is None:
         raise SharedMistake(f"checkpoint.load {load}: no good checkpoint is there, see above. Give another.")
     return dataclasses.replace(config, load=str(path))
 
 
-def _digest(url: str) -> str:
-    return hashlib.sha256(url.encode()).hexdigest()[:8]
-
-
-def _asked(look: Callable[[], list[StoredCheckpoint]], field: str, ranks: Ranks) -> list[StoredCheckpoint]:
+def asked[T](action: Callable[[], T], ranks: Ranks) -> T:
+    """``on_first_rank`` of what asks ``checkpoint.bucket``. An error that may pass by itself is a SharedFault, with
+    which a new start may get further; any other a SharedMistake."""
     try:
-        return on_first_rank(look, ranks)
+        return on_first_rank(action, ranks)
     except OSError as error:
-        raise fault(error, field) from None
-
-
-def fault(error: OSError, field: str) -> SharedMistake | SharedFault:
-    """A server's error as every rank's. What may pass by itself is a fault: a new start may get further."""
-    passing = not isinstance(error, PermissionError | FileNotFoundError)
-    return (SharedFault if passing else SharedMistake)(stored.said(error, field))
+        is_mistake = isinstance(error, PermissionError | FileNotFoundError)
+        raise (SharedMistake if is_mistake else SharedFault)(stored.said(error, "checkpoint.bucket")) from None
 
 
 def _first_whole(
@@ -72,8 +66,7 @@ def _first_whole(
             return target
         temporary = root / f"{target.name}{folders.TEMPORARY}{one.name}"
         try:
-            if (text := on_first_rank(partial(_begin, one, temporary), ranks)) is not None:
-                raise SharedMistake(text)
+            on_first_rank(partial(_begin, one, temporary), ranks)
             own = on_every_rank_for_long(partial(_share, one, temporary, config, ranks), ranks, beat)
             if damaged := gathered(own, ranks):
                 ranks.say(f"checkpoint {one.url} is damaged: {damaged[0].text.replace(str(temporary), one.url)}")
@@ -88,19 +81,18 @@ def _first_whole(
     return None
 
 
-def _begin(of: StoredCheckpoint, folder: Path) -> str | None:
-    """The folder to fetch into, with all small files: why it cannot be, or None. What a killed start has fetched of it
-    stays."""
+def _begin(of: StoredCheckpoint, folder: Path) -> None:
+    """The folder to fetch into, with all small files. What a killed start has fetched of it stays. Raises UserError
+    where the disk does not take it."""
     there = sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
     needed = sum(facts.size for facts in of.files.values()) - there
     if text := room.problem(folder.parent, needed, len(of.files)):
-        return f"{of.url}: {text}"
+        raise UserError(f"{of.url}: {text}")
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if path.name not in of.files:
             folders.remove(path)
     stored.fetched(of, folder, small_files(of))
-    return None
 
 
 def _share(of: StoredCheckpoint, folder: Path, config: CheckpointConfig, ranks: Ranks) -> list[Damage]:

@@ -6,7 +6,6 @@ credentials that are read again.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import select
@@ -14,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,7 +35,7 @@ POLL_S, REPORT_S = 1.0, 2.0
 class UploadReport:
     """What the program says."""
 
-    what: Literal["sent", "uploaded", "removed", "failed", "idle"]
+    what: Literal["sent", "uploaded", "failed", "idle"]
     name: Text = ""
     """Of the checkpoint."""
     bytes: int = 0
@@ -47,9 +46,9 @@ class UploadReport:
     text: Text = ""
 
 
-def say(report: UploadReport) -> None:
-    """To the rank."""
-    print(json.dumps(dataclasses.asdict(report)), flush=True)
+def say(what: str, **facts: object) -> None:
+    """An ``UploadReport``, to the rank."""
+    print(json.dumps({"what": what, **facts}), flush=True)
 
 
 def main() -> int:
@@ -62,53 +61,52 @@ def main() -> int:
         return first_node(order) if order.node == 0 else other_node(order)
     except (OSError, DamagedError, UserError) as error:
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        say(UploadReport(what="failed", text=text))
+        say("failed", text=text)
         return 1
 
 
 def first_node(order: UploadOrder) -> int:
     """Decide what is uploaded, commit it, and keep retention's rule."""
-    root, seen, asked = Path(order.root), None, False
-    while True:
-        now = list(_visible(root))
-        if now != seen or asked:
-            view = uploading.look(order)
-            if not view.lacking:
-                for one in view.removable:
-                    uploading.remove(order, one)
-                    say(UploadReport(what="removed", name=one.name))
-                seen = now
-            if asked and view.newest not in view.lacking:
-                say(UploadReport(what="idle"))
-                asked = False
-            if view.lacking:
-                path = view.lacking[0].path
-                uploading.pin(root, path)
-                _upload(order, path)
-                uploading.pin(root, None)
-        if (heard := _heard(0.0 if now != seen else POLL_S)) is None:
-            return 0
-        asked = asked or heard
-
-
-def _visible(root: Path) -> Iterator[tuple[str, int]]:
-    """What tells whether something was committed or deleted since."""
-    for path in folders.complete(root):
-        with contextlib.suppress(FileNotFoundError):
-            yield path.name, (path / MANIFEST).stat().st_mtime_ns
+    root, asked, now = Path(order.root), False, list[tuple[Path, int]]()
+    seen: list[tuple[Path, int]] | None = None
+    while (heard := _heard(POLL_S if now == seen else 0.0)) is not None:
+        asked, now = asked or heard, _stamps(folders.complete(root))
+        if now == seen and not asked:
+            continue
+        view = uploading.look(order)
+        if not view.lacking:
+            for one in view.removable:
+                uploading.remove(order, one)
+            seen = now
+        if asked and view.newest not in view.lacking:
+            say("idle")
+            asked = False
+        if view.lacking:
+            path = view.lacking[0].path
+            uploading.pin(root, path)
+            _upload(order, path)
+            uploading.pin(root, None)
+    return 0
 
 
 def other_node(order: UploadOrder) -> int:
     """Send this node's share of what the first one has chosen."""
-    root, done = Path(order.root), None
-    while True:
-        path = folders.uploading(root)
-        now = next((one for one in _visible(root) if path and one[0] == path.name), None)
-        if path is not None and now is not None and now != done:
-            _upload(order, path)
+    root, done = Path(order.root), list[tuple[Path, int]]()
+    while _heard(POLL_S) is not None:
+        now = _stamps([path] if (path := folders.uploading(root)) else [])
+        if now and now != done:
+            _upload(order, now[0][0])
             done = now
-        if _heard(POLL_S) is None:
-            return 0
+    return 0
+
+
+def _stamps(paths: Iterable[Path]) -> list[tuple[Path, int]]:
+    """What tells whether something was committed or deleted since."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path, (path / MANIFEST).stat().st_mtime_ns))
+    return found
 
 
 def _upload(order: UploadOrder, path: Path) -> None:
@@ -122,15 +120,14 @@ def _upload(order: UploadOrder, path: Path) -> None:
             raise
         return
     sent.tell()
-    say(UploadReport(what="uploaded", name=path.name, bytes=size, seconds=time.monotonic() - began))
+    say("uploaded", name=path.name, bytes=size, seconds=time.monotonic() - began)
 
 
 class _Sent:
     """Counts bytes, which several threads send, and tells the rank now and then."""
 
     def __init__(self, name: str, left: int) -> None:
-        self.name, self.left, self.sent, self.said_s = name, left, 0, time.monotonic()
-        self.lock = threading.Lock()
+        self.name, self.left, self.sent, self.lock = name, left, 0, threading.Lock()
         self.tell()
 
     def __call__(self, count: int) -> None:
@@ -140,7 +137,7 @@ class _Sent:
                 self.tell()
 
     def tell(self) -> None:
-        say(UploadReport(what="sent", name=self.name, bytes=self.sent, left=self.left))
+        say("sent", name=self.name, bytes=self.sent, left=self.left)
         self.sent, self.said_s = 0, time.monotonic()
 
 

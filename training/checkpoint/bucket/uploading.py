@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,6 @@ OWNER = "owner.json"
 FILES_AT_ONCE = 4
 OTHERS_S = 300.0
 """How long nothing may come of other nodes' files before that is a failure."""
-Report = Callable[[int], object]
-"""Gets bytes as they are through."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -71,26 +69,25 @@ def look(order: UploadOrder) -> BucketView:
     """One listing, and the manifests of complete checkpoints. Raises OSError."""
     root, rule = Path(order.root), (order.keep, order.retain_interval, order.milestones)
     found = stored.stored(stored.root_of(order.url))
-    there = {commit.hash: (commit, one) for commit, one in stored.commits(found)}
-    known = {one.path: one for one in folders.commits(root)}
-    own = [known[path] for path in folders.candidates(root) if path in known]
+    there = stored.commits(found)
+    copies = {one.hash: one for one in there}
+    own = folders.in_turn(root)
     if not own:
         return BucketView(None, [], [])
     old, first = folders.too_old(own, *rule), own[0]
     ours = [one for one in own if one not in old and one.hash and (one is first or first.descends_from(one))]
-    lacking = [one for one in ours if one.hash not in there]
+    lacking = [one for one in ours if one.hash not in copies]
     removable = [one for one in found if not one.is_complete]
-    if first.hash in there:
-        last = there[first.hash][0]
-        doomed = folders.too_old(in_order([commit for commit, _ in there.values()], last), *rule)
+    if (last := copies.get(first.hash)) is not None:
+        doomed = folders.too_old(in_order(there, last), *rule)
         strangers = [one for one in doomed if last.lineage.number and not last.descends_from(one)]
         if strangers and damages(first.path, "hashes"):
             doomed = [one for one in doomed if one not in strangers]
-        removable += [there[one.hash][1] for one in doomed]
+        removable += [there[one] for one in doomed]
     return BucketView(first, lacking, removable)
 
 
-def upload(order: UploadOrder, path: Path, report: Report = lambda _: None) -> int:
+def upload(order: UploadOrder, path: Path, report: transfer.Report = lambda _: None) -> int:
     """Bring a checkpoint into the bucket, by this node its share of the files, but for those that are there; by the
     first node the manifest when all are: bytes of all files.
 
@@ -98,7 +95,7 @@ def upload(order: UploadOrder, path: Path, report: Report = lambda _: None) -> i
     """
     with _held(path) as folder:
         manifest = read_manifest(folder)
-        target = names.joined(stored.root_of(order.url), f"{path.name}-{manifest.hash[: stored.HASH_DIGITS]}")
+        target = names.joined(stored.root_of(order.url), stored.name_of(path, manifest.hash))
         share = (order.node, order.nodes)
         if damaged := damages(folder, "hashes", share):
             raise OSError(errno.EIO, damaged[0].text.replace(str(folder), str(path)), str(path))
@@ -145,16 +142,15 @@ def _is_there(url: str, size: int | None = None) -> bool:
 
 
 def _wait_for_others(target: str, manifest: CheckpointManifest, mine: set[str]) -> None:
-    missing, since = manifest.files.keys() - mine, time.monotonic()
-    while missing:
-        sizes = {names.last(one.url): one.size for one in client.listed(f"{target}/")}
-        left = {name for name in missing if sizes.get(name) != manifest.files[name].bytes}
-        since = time.monotonic() if left != missing else since
-        missing = left
-        if missing and time.monotonic() - since > OTHERS_S:
-            text = f"{len(missing)} files of other nodes have not come within {OTHERS_S:.0f} s; their logs say why"
-            raise OSError(errno.ETIMEDOUT, text, names.joined(target, min(missing)))
-        time.sleep(1.0 if missing else 0.0)
+    wanted = {(names.joined(target, name), manifest.files[name].bytes) for name in manifest.files.keys() - mine}
+    before, since = wanted, time.monotonic()
+    while wanted and (left := wanted - {(one.url, one.size) for one in client.listed(f"{target}/")}):
+        since = time.monotonic() if left != before else since
+        before = left
+        if time.monotonic() - since > OTHERS_S:
+            text = f"{len(left)} files of other nodes have not come within {OTHERS_S:.0f} s; their logs say why"
+            raise OSError(errno.ETIMEDOUT, text, min(left)[0])
+        time.sleep(1.0)
 
 
 def _commit(order: UploadOrder, target: str, manifest: bytes) -> None:

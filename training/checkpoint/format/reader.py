@@ -105,17 +105,21 @@ class FileReader(CheckpointIndex):
                 target[number - first : number - first + count] = rows[(slice(None), *inside[1:])]
 
     def _read_at(self, file: str, position: int, target: np.ndarray) -> None:
-        """``target`` with the bytes from ``position`` on."""
-        direct = target if target.flags.c_contiguous else np.empty(target.shape, dtype=target.dtype)
-        view = memoryview(direct.reshape(-1).view(np.uint8))
-        descriptor = self._descriptor(file)
-        while view.nbytes:
-            count = os.preadv(descriptor, [view], position)
-            if count == 0:
-                raise DamagedError(f"{self.folder / file}: ends at byte {position:,}, where a tensor goes on")
-            view, position = view[count:], position + count
-        if direct is not target:
-            target[...] = direct
+        if (end := read_words(self._descriptor(file), position, target)) is not None:
+            raise DamagedError(f"{self.folder / file}: ends at byte {end:,}, where a tensor goes on")
+
+
+def read_words(descriptor: int, position: int, into: np.ndarray) -> int | None:
+    """Fill an array with a file's bytes from ``position`` on: None, or where the file ends before."""
+    direct = into if into.flags.c_contiguous else np.empty(into.shape, dtype=into.dtype)
+    view = memoryview(direct.reshape(-1).view(np.uint8))
+    while view.nbytes:
+        if not (count := os.preadv(descriptor, [view], position)):
+            return position
+        view, position = view[count:], position + count
+    if direct is not into:
+        into[...] = direct
+    return None
 
 
 def asked_ahead[T](items: Sequence[T], size: Callable[[T], int], ask: Callable[[T], None]) -> Iterator[T]:

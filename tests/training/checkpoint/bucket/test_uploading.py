@@ -77,7 +77,7 @@ def test_a_future_that_was_given_up_is_not_mixed_with_the_next(url: str, tmp_pat
     committed(root, 1)
     settle(order)
     first = committed(root, 2, "iter_0000001", seed=1)
-    half = f"{stored.root_of(url)}/{stored.name_of(read_commit(first, 2))}/rank_00000.bin"
+    half = f"{stored.root_of(url)}/{stored.name_of(first, read_commit(first, 2).hash)}/rank_00000.bin"
     transfer.upload(first / "rank_00000.bin", half)
     folders.point_to(root / "iter_0000001")
     committed(root, 2, "iter_0000001", seed=2)
@@ -178,7 +178,7 @@ def test_a_listing_that_lags_hides_nothing_and_deletes_nothing(s3: Server, url: 
     committed(root, 1)
     settle(order)
     second = committed(root, 2, "iter_0000001")
-    target = f"{stored.root_of(url)}/{stored.name_of(read_commit(second, 2))}"
+    target = f"{stored.root_of(url)}/{stored.name_of(second, read_commit(second, 2).hash)}"
     transfer.upload(second / "rank_00000.bin", f"{target}/rank_00000.bin")
     with buckets.proxied(s3) as (before, proxy), buckets.environment(before):
         assert [one.iteration for one in uploading.look(order).lacking] == [2]
