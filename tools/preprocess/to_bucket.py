@@ -21,21 +21,23 @@ from program.buckets import client, names, transfer
 from program.errors import UserError
 from program.untrusted import InputError, read_text
 from tools.preprocess import worker_pool
+from tools.preprocess.options import PreprocessOptions
 
 UPLOADED = ".uploaded"
 
 
-def make(url: str, work_dir: Path | None, overwrite: bool, jsonl_key: str, preprocess: Callable[[Path], None]) -> None:
-    """Run ``preprocess`` with a prefix on a disk, and move what it made to ``url``.
+def make(options: PreprocessOptions, preprocess: Callable[[Path], None]) -> None:
+    """Run ``preprocess`` with a prefix on a disk, and move what it made to ``options.output``.
 
     Raises UserError where the bucket cannot be written, before anything is read, or holds shards of that prefix from
     other work; and what ``preprocess`` raises.
     """
+    url, overwrite = options.output, options.overwrite
     if problem := names.problem(url):
         raise UserError(f"--output {problem}")
-    parent = work_dir or Path(platformdirs.user_cache_dir("triplane")) / "preprocess"
+    parent = options.work_dir or Path(platformdirs.user_cache_dir("triplane")) / "preprocess"
     folder = parent.absolute() / f"{names.last(url)}-{_digest(url.encode())}"
-    prefix, ours = folder / names.last(url), _pattern(names.last(url), jsonl_key)
+    prefix, ours = folder / names.last(url), _pattern(names.last(url), options.jsonl_key)
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("ab") as lock:
         try:
