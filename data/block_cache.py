@@ -8,7 +8,6 @@ is reading one keeps it until it is done, and fetches it again when it wants it 
 """
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import os
@@ -24,6 +23,7 @@ from program.buckets import client
 from program.buckets.client import ObjectFacts
 from program.durable import replace_file
 from program.errors import UserError
+from program.locks import locked
 
 BLOCK_BYTES = 1 << 20
 """What is fetched at once. Windows are read at random: larger blocks would have a first step wait for more of a shard,
@@ -70,25 +70,24 @@ class BlockCache:
         machine at a time, others go on."""
         if next(self._fetched) % EVICT_EVERY:
             return
-        with (self.copies / "evict.lock").open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return
-            found: list[tuple[int, int, str]] = []
-            for folder, _, names in os.walk(self.folder):  # a Path of each of 100,000 would take as long again
-                for path in (f"{folder}/{name}" for name in names):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = os.stat(path)  # noqa: PTH116
-                        found.append((status.st_mtime_ns, status.st_size, path))
-            total = sum(size for _, size, _ in found)
-            most = total if total <= self.limit_bytes else self.limit_bytes * LEFT
-            for _, size, path in sorted(found):
-                if total <= most:
-                    return
+        with contextlib.suppress(BlockingIOError), locked(self.copies / "evict.lock", wait=False):
+            self._evict()
+
+    def _evict(self) -> None:
+        found: list[tuple[int, int, str]] = []
+        for folder, _, names in os.walk(self.folder):  # a Path of each of 100,000 would take as long again
+            for path in (f"{folder}/{name}" for name in names):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)  # noqa: PTH108
-                total -= size
+                    status = os.stat(path)  # noqa: PTH116
+                    found.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in found)
+        most = total if total <= self.limit_bytes else self.limit_bytes * LEFT
+        for _, size, path in sorted(found):
+            if total <= most:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108
+            total -= size
 
 
 class BlockTokens:
@@ -153,14 +152,11 @@ class BlockTokens:
         path = self._path(number)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with open(f"{path}.lock", "ab") as lock:  # noqa: PTH123
-                with contextlib.suppress(OSError):
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(lock := Path(f"{path}.lock")):
                 if not self._is_whole(number):
                     data, suffix = self._read(number), f".tmp-{os.getpid()}-{threading.get_ident()}"
                     replace_file(Path(path), data + xxhash.xxh3_64_digest(data), suffix=suffix, durable=False)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(lock.name)  # noqa: PTH108
+                lock.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(
                 f"data: {self._folder}: {error.strerror}; the blocks of {self.of.url} are kept there. Make room, lower "

@@ -19,12 +19,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from data.config import path_of
 from program import command
 from program.buckets.names import is_url
 from program.errors import UserError
 from program.flags import parse_flags
-from tools.preprocess import run, to_bucket, training, verify, verify_bucket
+from tools.preprocess import run, to_bucket, training, verify
 from tools.preprocess.options import PreprocessOptions, check_names
 from tools.preprocess.worker_pool import Stopped, StopSign, WorkerDied
 
@@ -56,7 +55,7 @@ class Verify:
 
     def run(self) -> int:
         """1 where something is damaged or lost. Raises UserError."""
-        found = verify_bucket.verify(self.path) if is_url(self.path) else verify.verify(path_of(self.path))
+        found = verify.verify(self.path)
         if not found:
             print(f"good: {self.path}")
             return 0

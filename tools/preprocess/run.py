@@ -31,29 +31,29 @@ def preprocess(options: PreprocessOptions, stop: worker_pool.StopSign) -> None:
     tokenizer = _tokenizer(options)
     output, own = Output(options.prefix), f"part {options.share.index} of {options.share.count}"
     try:
-        with saying_where_no_space_is(options.prefix), output.claimed(options.share) as claim:
-            alone = claim.is_locked and options.share.count == 1
+        with saying_where_no_space_is(options.prefix), output.claimed(options.share) as locks:
+            alone = locks is not None and options.share.count == 1
             output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite, options.share, alone)
             _check_engine(options, output)
-            if claim.is_locked:
+            if locks is not None:
                 output.remove_leftovers(options.share)
             else:  # what looks left over may be another process's, at work
                 _say(f"--output {options.prefix}: that file system has no locks; start nothing twice at once there")
             job = _job(options, divided, tokenizer, output)
             if _needs_units(options, job):
-                _tokenise(options, job, claim.files, stop)
+                _tokenise(options, job, locks or [], stop)
             left = sum(not is_complete(job.prefix(one.index)) for one in divided) if _needs_units(options, job) else 0
             if left:
                 print(f"{own} is done; {left} units of other parts are not")
                 return
-            if not claim.is_locked and options.share.count > 1:  # two parts that end together would both do the rest
+            if locks is None and options.share.count > 1:  # two parts that end together would both do the rest
                 print("all parts are done; without locks none may finish alone: give the command again without --part")
                 return
-            with output.finishing() as lock:
-                if lock is None:
+            with output.finishing() as more:
+                if more is None:
                     print(f"{own} is done; another one finishes the work")
                     return
-                _finish(options, job, [*claim.files, lock], stop)
+                _finish(options, job, [*(locks or []), *more], stop)
     except OSError as error:
         if not error.filename:
             raise
