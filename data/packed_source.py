@@ -1,6 +1,5 @@
 """Samples of one source that best-fit packing has put together, and their plan on disk."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from data import cache
 from data.config import DataConfig
 from data.packing import Plan, Waste, best_fit, train_lengths, waste
-from data.prepared import NO_TOKEN
+from data.prepared import NO_TOKEN, digest
 from data.raw.identity import identity
 from data.shards import Shard, idx_path
 from data.token_source import SplitSegment, TokenSource
@@ -30,8 +29,7 @@ def load(shards: Sequence[Shard], config: DataConfig, seq_length: int) -> Packed
     """
     # The digest of a shard without a manifest is of its ends alone.
     known_by = [one.fingerprint() if one.manifest else identity(idx_path(one.prefix)) for one in shards]
-    key = "\0".join([RECIPE, config.split, str(seq_length), *known_by]).encode()
-    target = cache.root(config) / "packing" / hashlib.blake2b(key, digest_size=16).hexdigest()
+    target = cache.root(config) / "packing" / digest([RECIPE, config.split, str(seq_length), *known_by])
     cache.build_once(target, partial(_build, shards, config.split, seq_length + 1), partial(print, flush=True))
     try:
         *plan, cost = (_mapped(target / name, dtype) for name, dtype in FILES.items())
