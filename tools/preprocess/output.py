@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,23 @@ class Output:
                     if part.count == 1 or (unit and int(unit[1]) % part.count == part.index):
                         path.unlink(missing_ok=True)
 
+    def clear_unfinished(self, unfinished: dict[int, int], prefix: Callable[[int], Path]) -> None:
+        """Delete what processes that are gone had not finished, and shards that only some files had got the names of.
+
+        unfinished: process ids, and what number each worked on. A process id alone would not say it: on another node
+        another part's process may have the same. prefix: of the shard of a number.
+        """
+        begun = [(path, process) for process, number in unfinished.items() for path in shard_files(prefix(number))]
+        begun += [(self.hashes(number), process) for process, number in unfinished.items()]
+        unnamed = {f"{path}.tmp-{process}" for path, process in begun}
+        for folder in {path.parent for path, _ in begun}:
+            for entry in folder.iterdir():
+                whole, mark, maker = entry.name.partition(".tmp-")
+                if f"{folder}/{whole}{mark}{maker.partition('-')[0]}" in unnamed:
+                    entry.unlink(missing_ok=True)
+        for torn in filter(lambda one: not is_complete(one), map(prefix, unfinished.values())):
+            remove(torn)
+
     def _make_folder(self) -> None:
         check_place(self.folder, "--output")
         try:
@@ -318,29 +335,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a small file durably; ``remove_unfinished`` knows the name of what a killed process leaves."""
+    """Replace a small file durably; ``clear_unfinished`` knows the name of what a killed process leaves."""
     replace_file(path, data, suffix=f".tmp-{os.getpid()}")
-
-
-def remove_unfinished(paths: Iterable[tuple[Path, int]]) -> None:
-    """Delete what processes that are gone had not finished of these files, each of which one process wrote.
-
-    A process id alone would not tell: on another node another part's process may have the same.
-    """
-    by_folder: dict[Path, set[str]] = {}
-    for path, process in paths:
-        by_folder.setdefault(path.parent, set()).add(f"{path.name}.tmp-{process}")
-    for folder, names in by_folder.items():
-        for entry in folder.iterdir():
-            whole, mark, maker = entry.name.partition(".tmp-")
-            if f"{whole}{mark}{maker.partition('-')[0]}" in names:
-                entry.unlink(missing_ok=True)
-
-
-def remove_torn(prefix: Path) -> None:
-    """Delete a shard whose writer was killed after some of its files had got their names."""
-    if not is_complete(prefix):
-        remove(prefix)
 
 
 def shard_files(prefix: Path) -> tuple[Path, ...]:

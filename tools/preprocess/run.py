@@ -3,6 +3,7 @@
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from data.config import path_of
@@ -160,6 +161,7 @@ def _tokenise(options: PreprocessOptions, job: TokenizeJob, locks: list[int], st
     if options.check_space:
         _check_space(options, job, engine, extent, sample)
     job.output.agree_engine(engine.name, options.share)
+    clear = partial(job.output.clear_unfinished, prefix=job.prefix)
     running = replace(job, encoding=replace(job.encoding, engine=engine))
     done = sum(_read_bytes(job, unit) for unit in own if is_complete(job.prefix(unit.index)))
     to_read = extent.to_read(sample)
@@ -167,9 +169,7 @@ def _tokenise(options: PreprocessOptions, job: TokenizeJob, locks: list[int], st
         _say(f"continuing: {len(own) - len(left)} of {len(own)} units are there")
     with worker_pool.progress(None if to_read is None else done + to_read, "tokenising") as bar:
         bar.update(done)
-        worker_pool.work(
-            [unit.index for unit in left], running.run_task, running.clear, options.workers, bar, locks, stop
-        )
+        worker_pool.work([unit.index for unit in left], running.run_task, clear, options.workers, bar, locks, stop)
     job.output.agree_engine(engine.name, options.share)  # without locks another part may have begun at the same moment
 
 
@@ -254,9 +254,10 @@ def _shuffle(
     made = _shuffled(options, job.output, totals.shards)
     left = [index for index, prefix in enumerate(made) if not is_complete(prefix)]
     if left and not (options.merge and is_complete(_joined(options))):
+        clear = partial(job.output.clear_unfinished, prefix=made.__getitem__)
         shuffle = shuffle_merge.Shuffle(job, options.shuffle_docs, not options.merge)
         with worker_pool.progress(totals.tokens * token_dtype(job.tokenizer.vocab_size).itemsize, "shuffling") as bar:
-            worker_pool.work(left, shuffle.run_task, shuffle.clear, options.workers, bar, locks, stop)
+            worker_pool.work(left, shuffle.run_task, clear, options.workers, bar, locks, stop)
     for unit in job.units:
         shuffle_merge.remove(job.prefix(unit.index))
     return made
