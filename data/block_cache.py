@@ -8,11 +8,10 @@ is reading one keeps it until it is done, and fetches it again when it wants it 
 """
 
 import contextlib
-import fcntl
 import hashlib
+import itertools
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +21,9 @@ import xxhash
 from data.block_map import BlockMap
 from program.buckets import client
 from program.buckets.client import ObjectFacts
+from program.durable import replace_file
 from program.errors import UserError
+from program.locks import locked
 
 BLOCK_BYTES = 1 << 20
 """What is fetched at once. Windows are read at random: larger blocks would have a first step wait for more of a shard,
@@ -44,191 +45,148 @@ class BlockCache:
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.copies, self.folder, self.limit_bytes = folder, folder / "blocks", limit_bytes
-        self._since_look, self._lock = 0, threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
-        self._pid = 0
+        self.threads = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="blocks")
+        """What fetches ahead. Threads do not survive a fork: only ranks ask, and none is forked from one that has."""
+        self.mapped = list[BlockMap]()
+        """The map of each block that this process has mapped."""
+        self._fetched = itertools.count(1)
         self._reading, self._depth = threading.RLock(), 0
-        self._mapped, self._mapped_blocks = set[CachedObject](), 0
-        """Objects of which this process has blocks mapped, and how many."""
-
-    def object_folder(self, of: ObjectFacts) -> Path:
-        """Where the blocks of an object lie."""
-        known = f"{of.url}\0{of.size}\0{of.etag}\0{BLOCK_BYTES}"
-        return self.folder / hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
-
-    def threads(self) -> ThreadPoolExecutor:
-        """What fetches ahead, in this process: threads do not survive a fork."""
-        if self._threads is None or self._pid != os.getpid():
-            self._threads, self._pid = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="blocks"), os.getpid()
-        return self._threads
 
     def __enter__(self) -> None:
-        """Within, bytes that objects ``have`` may be read: by one thread at a time, and nothing is unmapped."""
+        """Within, ids that objects ``have`` may be read: by one thread at a time, and nothing is unmapped."""
         self._reading.acquire()
         self._depth += 1
-        if self._depth == 1 and self._mapped_blocks > MOST_MAPPED:
-            for one in self._mapped:
-                one.forget()
-            self._mapped.clear()
-            self._mapped_blocks = 0
+        if self._depth == 1 and len(self.mapped) > MOST_MAPPED:
+            for one in set(self.mapped):
+                one.clear()
+            self.mapped.clear()
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         self._reading.release()
 
-    def mapped(self, by: "CachedObject") -> None:
-        """A block was mapped."""
-        self._mapped.add(by)
-        self._mapped_blocks += 1
+    def make_room(self) -> None:
+        """After a block was fetched: each EVICT_EVERY remove the oldest blocks beyond the limit; one process of a
+        machine at a time, others go on."""
+        if next(self._fetched) % EVICT_EVERY:
+            return
+        with contextlib.suppress(BlockingIOError), locked(self.copies / "evict.lock", wait=False):
+            self._evict()
 
-    def added(self) -> None:
-        """A block was fetched: look from time to time whether others must go."""
-        with self._lock:
-            self._since_look += 1
-            if self._since_look < EVICT_EVERY:
-                return
-            self._since_look = 0
-        self.evict()
-
-    def evict(self) -> None:
-        """Remove the oldest blocks beyond the limit; one process of a machine at a time, others go on."""
-        with (self.folder / "evict.lock").open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return
-            found = sorted(self._blocks())
-            total = sum(size for _, size, _ in found)
-            if total <= self.limit_bytes:
-                return
-            for _, size, path in found:
+    def _evict(self) -> None:
+        found: list[tuple[int, int, str]] = []
+        for folder, _, names in os.walk(self.folder):  # a Path of each of 100,000 would take as long again
+            for path in (f"{folder}/{name}" for name in names):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)  # noqa: PTH108  a Path of each of 100,000 would take as long again
-                total -= size
-                if total <= self.limit_bytes * LEFT:
-                    return
-
-    def _blocks(self) -> Iterator[tuple[int, int, str]]:
-        """(time of change, bytes, path) of every block."""
-        for folder in os.scandir(self.folder):
-            if folder.is_dir():
-                for entry in os.scandir(folder):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = entry.stat()
-                        yield status.st_mtime_ns, status.st_size, entry.path
+                    status = os.stat(path)  # noqa: PTH116
+                    found.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in found)
+        most = total if total <= self.limit_bytes else self.limit_bytes * LEFT
+        for _, size, path in sorted(found):
+            if total <= most:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108
+            total -= size
 
 
-class CachedObject:
-    """An object's bytes, block by block through the cache. For any number of threads of one process."""
+class BlockTokens:
+    """Ids of an object: as an array of them is read, a slice at a time, block by block through the cache. For any
+    number of threads of one process."""
 
-    def __init__(self, cache: BlockCache, of: ObjectFacts) -> None:
-        self.of, self.cache, self._folder = of, cache, cache.object_folder(of)
+    def __init__(self, cache: BlockCache, of: ObjectFacts, dtype: np.dtype) -> None:
+        self.cache, self.of, self.dtype = cache, of, np.dtype(dtype)
         self.map = BlockMap(of.size, BLOCK_BYTES)
+        self.array = self.map.bytes.view(dtype)
+        """All ids; only what ``have`` was asked for may be read, within ``cache``."""
+        self._in_block = BLOCK_BYTES // self.dtype.itemsize
+        known = f"{of.url}\0{of.size}\0{of.etag}\0{BLOCK_BYTES}"
+        self._folder = cache.folder / hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
         self._coming: dict[int, Future[None]] = {}
-        """Blocks that threads fetch ahead. Only ranks ask, and none is forked from one that has."""
-        self._lock, self._mine = threading.Lock(), threading.local()
+        """Blocks that threads fetch ahead."""
+        self._mine = threading.local()
 
-    def have(self, starts: np.ndarray, length: int) -> None:
-        """Have ``length`` bytes from each of ``starts`` [n] on, or as many as there are.
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """A copy of ids [stop - start]. Raises UserError where they cannot be fetched."""
+        if part.stop <= part.start:
+            return np.empty(0, self.dtype)
+        with self.cache:
+            self.have(np.array([part.start]), part.stop - part.start)
+            return self.array[part].copy()
 
-        Raises UserError where they cannot be fetched.
-        """
-        lasts = (np.minimum(starts + length, self.of.size) - 1) // BLOCK_BYTES
-        spans = zip((starts // BLOCK_BYTES).tolist(), lasts.tolist(), strict=True)
-        wanted = {number for first, last in spans for number in range(first, last + 1)}
-        for number in sorted(number for number in wanted if not self.map.is_mapped[number]):
-            self._put(number)
-
-    def forget(self) -> None:
-        """Let go of all blocks."""
-        self.map.clear()
+    def have(self, starts: np.ndarray, count: int) -> None:
+        """Have ``count`` ids from each of ``starts`` [n] on, or as many as there are. Raises UserError as ``[]``."""
+        firsts = starts // self._in_block
+        if count <= self._in_block and self.map.with_next[firsts].all():
+            return
+        lasts = (np.minimum(starts + count, len(self.array)) - 1) // self._in_block
+        spans = zip(firsts.tolist(), lasts.tolist(), strict=True)
+        for number in sorted({number for first, last in spans for number in range(first, last + 1)}):
+            if not self.map.is_mapped[number]:
+                self._put(number)
 
     def ask_for(self, start: int, stop: int) -> None:
-        """Have the blocks of bytes ``start`` to ``stop`` fetched. Returns at once; errors are said by ``have``."""
-        for number in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
-            if not self.map.is_mapped[number]:
-                with self._lock:
-                    if number not in self._coming:
-                        self._coming[number] = self.cache.threads().submit(self._bring, number)
+        """Have the blocks of ids ``start`` to ``stop`` fetched. Returns at once; errors are said by ``have``."""
+        for number in range(start // self._in_block, -(-stop // self._in_block)):
+            if not self.map.is_mapped[number] and number not in self._coming:
+                self._coming[number] = self.cache.threads.submit(self._bring, number)
 
     def _put(self, number: int) -> None:
-        with self._lock:
-            coming = self._coming.pop(number, None)
+        coming = self._coming.pop(number, None)
         # Waits for it; what failed then may pass now, and is said here if it does not.
-        is_there = coming is not None and coming.exception() is None
-        while True:
-            if not is_there:
-                self._bring(number)
-            is_there = False
+        if coming is None or coming.exception() is not None:
+            self._bring(number)
+        while not self.map.is_mapped[number]:
             try:
-                descriptor = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+                with open(self._path(number), "rb", buffering=0) as file:  # noqa: PTH123
+                    self.map.put(number, file.fileno())
             except FileNotFoundError:  # another process has made room
-                continue
-            try:
-                self.map.put(number, descriptor)
-                self.cache.mapped(self)
-                return
-            finally:
-                os.close(descriptor)
+                self._bring(number)
+        self.cache.mapped.append(self.map)
 
     def _bring(self, number: int) -> None:
-        """Have a block on the disk, whole: found there, or fetched."""
-        if not self._is_whole(number):
+        """Have a block on the disk, whole: found there, or fetched by one of all processes and threads. Where one waits
+        while another removes the lock, and where the file system has none, it is fetched twice, and is the same."""
+        if self._is_whole(number):
+            return
+        path = self._path(number)
+        try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with self._only_one(number):
+            with locked(lock := Path(f"{path}.lock")):
                 if not self._is_whole(number):
-                    self._fetch(number)
-
-    def _is_whole(self, number: int) -> bool:
-        try:
-            with open(self._path(number), "rb", buffering=0) as file:  # noqa: PTH123  as above
-                data = file.read()
-        except FileNotFoundError:
-            return False
-        with contextlib.suppress(OSError):  # removed meanwhile, or another user's
-            os.utime(self._path(number))
-        return len(data) == self._size(number) + HASH_BYTES and _hash(data[:-HASH_BYTES]) == data[-HASH_BYTES:]
-
-    def _fetch(self, number: int) -> None:
-        start = number * BLOCK_BYTES
-        if getattr(self._mine, "pid", 0) != os.getpid():
-            self._mine.file, self._mine.pid = client.opened(self.of), os.getpid()
-        try:
-            data = self._mine.file.read_range(start, start + self._size(number))
-        except OSError as error:
-            raise UserError(f"data: {self.of.url}: {error.strerror}.") from None
-        partial = f"{self._path(number)}.tmp-{os.getpid()}-{threading.get_ident()}"
-        try:
-            with open(partial, "wb") as file:  # noqa: PTH123  buffered: a raw write on a full disk may be cut short
-                file.write(data + _hash(data))
-            os.replace(partial, self._path(number))  # noqa: PTH105
+                    data, suffix = self._read(number), f".tmp-{os.getpid()}-{threading.get_ident()}"
+                    replace_file(Path(path), data + xxhash.xxh3_64_digest(data), suffix=suffix, durable=False)
+                lock.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(
                 f"data: {self._folder}: {error.strerror}; the blocks of {self.of.url} are kept there. Make room, lower "
                 "data.bucket_cache_gb, or name another folder with data.cache_dir."
             ) from None
-        self.cache.added()
+        self.cache.make_room()
 
-    @contextlib.contextmanager
-    def _only_one(self, number: int) -> Iterator[None]:
-        """Of all processes and threads, but for one that waits while another removes the lock, and where the file
-        system has none: then a block is fetched twice, and is the same."""
-        descriptor = os.open(f"{self._path(number)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def _is_whole(self, number: int) -> bool:
         try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self._path(number)}.lock")  # noqa: PTH108
-            os.close(descriptor)
+            with open(self._path(number), "rb", buffering=0) as file:  # noqa: PTH123
+                data = file.read()
+        except FileNotFoundError:
+            return False
+        with contextlib.suppress(OSError):  # removed meanwhile, or another user's
+            os.utime(self._path(number))
+        content, digest = data[:-HASH_BYTES], data[-HASH_BYTES:]
+        return len(content) == self._size(number) and xxhash.xxh3_64_digest(content) == digest
+
+    def _read(self, number: int) -> bytes:
+        if getattr(self._mine, "pid", 0) != os.getpid():
+            self._mine.file, self._mine.pid = client.opened(self.of), os.getpid()
+        try:
+            start = number * BLOCK_BYTES
+            data: bytes = self._mine.file.read_range(start, start + self._size(number))
+        except OSError as error:
+            raise UserError(f"data: {self.of.url}: {error.strerror}.") from None
+        return data
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{number:07d}"
 
     def _size(self, number: int) -> int:
         return min(BLOCK_BYTES, self.of.size - number * BLOCK_BYTES)
-
-
-def _hash(data: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(data)

@@ -40,9 +40,8 @@ class BlockMap:
         start = self._address + number * self._block_bytes
         _map(start, self._block_bytes, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED | mmap.MAP_POPULATE, descriptor)
         self.is_mapped[number] = True
-        self.with_next[number] = self.is_mapped[min(number + 1, len(self.is_mapped) - 1)]
-        if number:
-            self.with_next[number - 1] = self.is_mapped[number - 1]
+        self.with_next[-1] = self.is_mapped[-1]
+        np.logical_and(self.is_mapped[:-1], self.is_mapped[1:], out=self.with_next[:-1])
 
     def clear(self) -> None:
         """Let go of all blocks."""

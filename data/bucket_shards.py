@@ -6,8 +6,6 @@ it works on them as it is. `.X.bin.object` beside it says which object it stands
 reads through the cache of blocks (data/block_cache.py).
 """
 
-import contextlib
-import fcntl
 import glob
 import os
 import re
@@ -21,6 +19,7 @@ from data.shards import FINGERPRINT_BYTES
 from program.buckets import client, names, transfer
 from program.buckets.client import ObjectFacts
 from program.errors import UserError
+from program.locks import locked
 
 SUFFIXES = (".bin", ".idx", ".json")
 FILES_AT_ONCE = 8
@@ -115,9 +114,7 @@ def _others(url: str, found: list[ObjectFacts]) -> list[str]:
 def _bring_all(found: list[ObjectFacts], cache: Path) -> None:
     """By one process of a machine at a time: one that came a moment later must not take from another what it opens."""
     (cache / FOLDER).mkdir(parents=True, exist_ok=True)
-    with (cache / FOLDER / "bring.lock").open("ab") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(cache / FOLDER / "bring.lock"):
         missing = [one for one in found if marked(local(one.url, cache)) != one]
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             for done in [pool.submit(_bring, one, local(one.url, cache)) for one in missing]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from data.config import DataConfig, path_of
 from data.raw.identity import ends_digest
 from program.errors import UserError
+from program.locks import locked
 from program.schema import Count
 from program.untrusted import InputError, open_regular, read_json
 
@@ -26,7 +26,6 @@ NO_ROOM = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
     *(errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO),
 )
-NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # Lustre without -o flock, some NFS servers
 
 
 def root(config: DataConfig) -> Path:
@@ -150,24 +149,12 @@ def _remove_leftovers(target: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(target: Path, console: Console) -> Iterator[bool]:
-    """Hold the lock of `target`, which the system drops with its process; False where there are no locks."""
+    """Hold the lock of `target`; False where there are no locks."""
     path = target.with_name(f"{target.name}.lock")
-    # Without O_RDWR, a FIFO of that name would be waited for.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-    try:
-        yield _acquire(descriptor, path, console)
-    finally:
-        os.close(descriptor)
-
-
-def _acquire(descriptor: int, path: Path, console: Console) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        console(f"data: waiting for another process that prepares the data ({path})")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return False
-    return True
+    with contextlib.ExitStack() as stack:
+        try:
+            held = stack.enter_context(locked(path, wait=False))
+        except BlockingIOError:
+            console(f"data: waiting for another process that prepares the data ({path})")
+            held = stack.enter_context(locked(path))
+        yield held is not None

@@ -19,13 +19,20 @@ from program.untrusted import InputError, open_regular, read_json
 PLAN_BYTES = 1 << 30
 """A plan names each of its inputs, of which there may be millions."""
 SHARD_SUFFIXES = (".bin", ".idx")
-UNIT = "{name}-{index:05d}-of-{count:05d}"
-"""How tools.preprocess names the shards of a prefix."""
 UNIT_NAME = re.compile(r"(.+)-(\d{5,18})-of-(\d{5,18})(\.idx|\.empty\.json)")
 NUMBERED = re.compile(r"(.+)-(\d{5,18})-of-(\d{5,18})")
-"""Prefix of all, number and count in the name of one shard."""
 JOINED_NAME = re.compile(r"_(.+)_document(\.bin|\.idx|\.json)")
 """What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours: the field of the documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What the name of a numbered shard says."""
+
+    whole: Path
+    """The prefix of all of them."""
+    index: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +193,7 @@ def units(prefix: Path) -> list[Path]:
     named = _named_units(prefix.parent, prefix.name).get(prefix.name, {})
     _check_complete(prefix, named)
     full = sorted(key for key, suffix in named.items() if suffix == ".idx")
-    return [prefix.with_name(UNIT.format(name=prefix.name, index=index, count=count)) for index, count in full]
+    return [numbered(prefix, index, count) for index, count in full]
 
 
 def check_complete(prefixes: Iterable[Path]) -> None:
@@ -197,8 +204,8 @@ def check_complete(prefixes: Iterable[Path]) -> None:
     """
     wholes: dict[tuple[str, int], set[Path]] = {}
     for prefix in prefixes:
-        if matched := NUMBERED.fullmatch(prefix.name):
-            wholes.setdefault((matched[1], int(matched[3])), set()).add(prefix.parent)
+        if numbers := numbers_of(prefix):
+            wholes.setdefault((numbers.whole.name, numbers.count), set()).add(prefix.parent)
     listed = {folder: _named_units(folder, "") for folder in set().union(*wholes.values())}
     for (name, count), folders in sorted(wholes.items()):
         held = {
@@ -211,6 +218,17 @@ def check_complete(prefixes: Iterable[Path]) -> None:
         else:
             for folder, named in held.items():
                 _check_complete(folder / name, named)
+
+
+def numbered(prefix: Path, index: int, count: int) -> Path:
+    """How tools.preprocess names a shard of a prefix: `X-00000-of-00012`."""
+    return prefix.with_name(f"{prefix.name}-{index:05d}-of-{count:05d}")
+
+
+def numbers_of(prefix: Path) -> Numbers | None:
+    """Of a shard `X-00000-of-00012`; None for another name."""
+    matched = NUMBERED.fullmatch(prefix.name)
+    return Numbers(prefix.with_name(matched[1]), int(matched[2]), int(matched[3])) if matched else None
 
 
 def _named_units(folder: Path, start: str) -> dict[str, dict[tuple[int, int], str]]:
@@ -231,7 +249,7 @@ def _check_complete(prefix: Path, named: dict[tuple[int, int], str]) -> None:
         lost = count - sum(index in range(first, first + count) for index, _ in named)
         if lost:  # a name may say that there are billions: they are not counted through
             missing = next(index for index in range(first, first + count) if (index, count) not in named)
-            name = UNIT.format(name=prefix.name, index=missing, count=count)
+            name = numbered(prefix, missing, count).name
             raise UserError(
                 f"data.paths: {lost} of the {count} shards of {prefix} are missing, the first {name}.idx: "
                 "copy all of them, or give the command of tools.preprocess again to continue it."

@@ -6,7 +6,6 @@ known by what its shards are (data/raw/identity.py), and gets its name when it i
 process group exists, so that no rank waits for another.
 """
 
-import hashlib
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 
 from data import cache
 from data.config import DataConfig
-from data.prepared import Prepared, SourceProgress
+from data.prepared import Prepared, SourceProgress, digest
 from data.raw.identity import identity
 from data.shards import bin_path, idx_path
 from data.split import SPLITS, SplitName
@@ -69,9 +68,9 @@ class MegatronSource:
         for sample, index in zip(samples, sample_indices.tolist(), strict=True):
             item = self.dataset[index]
             sample[:-1], sample[-1] = item["tokens"].numpy(), item["labels"][-1]
-        if samples.size and int(samples.view(np.uint64).max()) >= self.vocab_size:
+        if (beyond := samples[samples.view(np.uint64) >= self.vocab_size]).size:
             raise UserError(
-                f"data: token id {_first_beyond(samples, self.vocab_size)} in samples {sample_indices}; the vocabulary "
+                f"data: token id {beyond[0]} in samples {sample_indices}; the vocabulary "
                 f"has {self.vocab_size} ids. A shard is damaged (`python -m tools.preprocess verify PREFIX` names it), "
                 "or has no manifest and was made with another tokenizer than data.tokenizer."
             )
@@ -94,10 +93,6 @@ class MegatronSource:
 
     def _per_epoch(self, dataset: Any) -> float:
         return max(1.0, float(dataset.dataset.sequence_lengths[dataset.indices].sum(dtype=np.int64)) / self.seq_length)
-
-
-def _first_beyond(samples: np.ndarray, vocab_size: int) -> int:
-    return int(samples[(samples < 0) | (samples >= vocab_size)][0])
 
 
 class _Adapter:
@@ -214,4 +209,4 @@ def _key(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, pla
         for path in (bin_path(prefix), idx_path(prefix)):
             parts.append(identity(path))
     parts += [str(source.weight) for source in prepared.sources]
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+    return digest(parts)

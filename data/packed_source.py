@@ -1,6 +1,5 @@
 """Samples of one source that best-fit packing has put together, and their plan on disk."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from data import cache
 from data.config import DataConfig
 from data.packing import Plan, Waste, best_fit, train_lengths, waste
-from data.prepared import NO_TOKEN
+from data.prepared import NO_TOKEN, digest
 from data.raw.identity import identity
 from data.shards import Shard, idx_path
 from data.token_source import SplitSegment, TokenSource
@@ -30,8 +29,7 @@ def load(shards: Sequence[Shard], config: DataConfig, seq_length: int) -> Packed
     """
     # The digest of a shard without a manifest is of its ends alone.
     known_by = [one.fingerprint() if one.manifest else identity(idx_path(one.prefix)) for one in shards]
-    key = "\0".join([RECIPE, config.split, str(seq_length), *known_by]).encode()
-    target = cache.root(config) / "packing" / hashlib.blake2b(key, digest_size=16).hexdigest()
+    target = cache.root(config) / "packing" / digest([RECIPE, config.split, str(seq_length), *known_by])
     cache.build_once(target, partial(_build, shards, config.split, seq_length + 1), partial(print, flush=True))
     try:
         *plan, cost = (_mapped(target / name, dtype) for name, dtype in FILES.items())
@@ -74,26 +72,18 @@ class PackedSource(TokenSource):
 
     def read_windows(self, windows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of the plan's samples [n] int64. Raises as `fetch`."""
-        samples, held = np.zeros((len(windows), self.seq_length + 1), self._dtype), []
-        for sample, window in zip(samples, windows.tolist(), strict=True):
-            starts, ends = self._pieces(window)
-            for start, piece in zip(starts.tolist(), np.split(sample, ends), strict=False):  # the last one is padding
-                self._read(start, piece)
-            held.append(ends[-1])
+        samples = np.zeros((len(windows), self.seq_length + 1), self._dtype)
+        is_padding = np.ones(samples.shape, bool)
+        for sample, padding, window in zip(samples, is_padding, windows.tolist(), strict=True):
+            held = 0
+            for start, size in self._spans(window):
+                self._read(start, sample[held : held + size])
+                held += size
+            padding[:held] = False
         found = self._checked(samples, windows, sample_indices)
-        found[np.arange(self.seq_length + 1) >= np.array(held)[:, None]] = NO_TOKEN
+        found[is_padding] = NO_TOKEN
         return found
 
     def _spans(self, window: int) -> list[tuple[int, int]]:
         own = slice(*self.plan.firsts[window : window + 2].tolist())
         return list(zip(self.plan.starts[own].tolist(), self.plan.sizes[own].tolist(), strict=True))
-
-    def _pieces(self, window: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where a sample's pieces start in the stream, and where they end in the sample."""
-        own = slice(*self.plan.firsts[window : window + 2].tolist())
-        return self.plan.starts[own], np.cumsum(self.plan.sizes[own], dtype=np.int64)
-
-    def _position(self, window: int, column: int) -> int:
-        starts, ends = self._pieces(window)
-        piece = int(np.searchsorted(ends, column, side="right"))
-        return int(starts[piece] - np.append(0, ends)[piece]) + column

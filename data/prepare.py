@@ -15,7 +15,8 @@ from data.prepared import Prepared, PreparedSource, digest
 from data.raw import pieces
 from data.raw.csv_records import DELIMITERS
 from data.raw.identity import identity
-from data.raw.inputs import InputSource, Places, source_of
+from data.raw.input_file import InputSource
+from data.raw.inputs import Places, source_of
 from data.raw.pieces import DocumentPiece
 from data.shards import Shard
 from data.sources import Named, inputs_of, named

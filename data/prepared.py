@@ -122,11 +122,6 @@ class Prepared:
         """Of all that is read, validation sets included: equal on machines that hold the same."""
         return " ".join([self.fingerprint, *(one.fingerprint for one in self.validation_sets.values())])
 
-    @property
-    def tokenizer_path(self) -> Path | None:
-        """The tokenizer's file; None for bytes."""
-        return self.tokenizer.path
-
 
 def digest(parts: Sequence[str]) -> str:
     """Of texts, in their order: 32 hex digits."""

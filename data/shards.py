@@ -12,14 +12,14 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
 from data import bucket_copies
-from data.block_cache import BlockCache
-from data.bucket_copies import BlockTokens
+from data.block_cache import BlockCache, BlockTokens
 from data.manifest import END_BYTES, ShardManifest, has_its_ends, manifest_path, read_manifest
 from program.errors import UserError
 from program.untrusted import InputError, open_regular
@@ -79,8 +79,6 @@ class Shard:
             self._check_manifest(self.manifest)
             if check_ends:
                 self._check_ends(self.manifest)
-        self._tokens: np.ndarray | BlockTokens | None = None
-        self._whole: np.ndarray | None = None
 
     def changes(self) -> Iterator[str]:
         """What has happened to its files since they were opened, a sentence's beginning for each."""
@@ -96,25 +94,22 @@ class Shard:
             elif _facts(now) != before:
                 yield f"{path} was written to, or replaced,"
 
-    @property
+    @cached_property
     def tokens(self) -> np.ndarray | BlockTokens:
         """All ids, [token_count] of `dtype`, read from disk or bucket as they are touched, by slices."""
-        if self._tokens is None:
-            self._tokens = bucket_copies.tokens_of(bin_path(self.prefix), self.dtype, self.cache, self._stands_for)
-        if self._tokens is None:
-            with open_regular(bin_path(self.prefix)) as file:
-                if os.fstat(file.fileno()).st_size < self.token_count * self.dtype.itemsize:
-                    raise UserError(f"data: {bin_path(self.prefix)} became shorter after it was opened. Copy it again.")
-                mapped = np.memmap(file, self.dtype, mode="r", shape=(self.token_count,))
-            self._tokens = mapped.view(np.ndarray)  # slices of a memmap cost several times as much
-        return self._tokens
+        if self.cache is not None and self._stands_for is not None:
+            return BlockTokens(self.cache, self._stands_for, self.dtype)
+        bucket_copies.check_is_no_hole(bin_path(self.prefix))
+        with open_regular(bin_path(self.prefix)) as file:
+            if os.fstat(file.fileno()).st_size < self.token_count * self.dtype.itemsize:
+                raise UserError(f"data: {bin_path(self.prefix)} became shorter after it was opened. Copy it again.")
+            mapped = np.memmap(file, self.dtype, mode="r", shape=(self.token_count,))
+        return mapped.view(np.ndarray)  # slices of a memmap cost several times as much
 
-    @property
+    @cached_property
     def array(self) -> np.ndarray:
         """The same as an array; of a shard in a bucket, only what `BlockTokens.have` gives may be read."""
-        if self._whole is None:
-            self._whole = self.tokens.array if isinstance(self.tokens, BlockTokens) else self.tokens
-        return self._whole
+        return self.tokens.array if isinstance(self.tokens, BlockTokens) else self.tokens
 
     def document_start(self, document: int) -> int:
         """Position in `tokens` of a document's first token; `document_count` gives `token_count`. O(1).

@@ -44,8 +44,7 @@ def build_part(
     prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName, number: int
 ) -> Samples:
     """Open one source of a blend as if it were the only one. Raises as ``build_source``."""
-    part = _stream_part if prepared.streams else _shard_part
-    samples = part(prepared, config, seq_length, split, number, Read(str(seed), 0))
+    samples = _part(prepared, config, seq_length, split, number, Read(str(seed), 0))
     return _changed(samples, prepared, config, seed, split)
 
 
@@ -62,41 +61,29 @@ def _opened(
     prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName, begin: OrderBegin
 ) -> Samples:
     read = orders(prepared, config, seq_length, seed, begin)
+    if prepared.blend is None and not prepared.streams:  # which count from their own first sample
+        read = [read[0]._replace(samples=read[0].samples - begin.samples)]
     names = ["data"] if prepared.blend is None else [source.name for source in prepared.sources]
+    parts = [_part(prepared, config, seq_length, split, *one) for one in enumerate(read)]
     if prepared.streams and split == "train":
-        opened = [_stream_part(prepared, config, seq_length, split, *one) for one in enumerate(read)]
-        return InterleavedStreams(opened, names, turns(prepared, config, seq_length, seed, begin))
-    if prepared.blend is not None:
-        part = _stream_part if prepared.streams else _shard_part
-        parts = [part(prepared, config, seq_length, split, *one) for one in enumerate(read)]
-        return BlendedSource(parts, names, prepared.blend, begin.samples)
+        streams = [part for part in parts if isinstance(part, StreamedSource)]
+        return InterleavedStreams(streams, names, turns(prepared, config, seq_length, seed, begin))
+    return parts[0] if prepared.blend is None else BlendedSource(parts, names, prepared.blend, begin.samples)
+
+
+def _part(
+    prepared: Prepared, config: DataConfig, seq_length: int, split: SplitName, number: int, read: Read
+) -> StreamedSource | TokenSource:
     if prepared.streams:
-        return _stream_part(prepared, config, seq_length, split, 0, read[0])
-    own = read[0]._replace(samples=read[0].samples - begin.samples)
-    return _source(prepared.shards, "", config, seq_length, prepared.tokenizer.vocab_size, split, own)
-
-
-def _shard_part(
-    prepared: Prepared, config: DataConfig, seq_length: int, split: SplitName, number: int, read: Read
-) -> TokenSource:
-    source, vocab_size = prepared.sources[number], prepared.tokenizer.vocab_size
-    return _source(source.shards, f" of {source.name}", config, seq_length, vocab_size, split, read)
-
-
-def _stream_part(
-    prepared: Prepared, config: DataConfig, seq_length: int, split: SplitName, number: int, read: Read
-) -> StreamedSource:
-    return StreamedSource(prepared.streams[number], split, config.split, seq_length, read.order)
-
-
-def _source(
-    own: Sequence[Shard], whose: str, config: DataConfig, seq_length: int, vocab_size: int, split: SplitName, read: Read
-) -> TokenSource:
-    segments = _segments(own, config, seq_length, split, whose)
+        return StreamedSource(prepared.streams[number], split, config.split, seq_length, read.order)
+    shards, whose = prepared.shards, ""
+    if prepared.blend is not None:
+        shards, whose = prepared.sources[number].shards, f" of {prepared.sources[number].name}"
+    segments = _segments(shards, config, seq_length, split, whose)
+    given = segments, seq_length, read.order, prepared.tokenizer.vocab_size, read.samples
     if split != "train" or config.packing == "concatenate":
-        return TokenSource(segments, seq_length, read.order, vocab_size, read.samples)
-    packed = packed_source.load(own, config, seq_length)
-    return packed_source.PackedSource(segments, seq_length, read.order, vocab_size, read.samples, packed)
+        return TokenSource(*given)
+    return packed_source.PackedSource(*given, packed_source.load(shards, config, seq_length))
 
 
 def _segments(

@@ -31,7 +31,7 @@ def named(config: DataConfig) -> list[Named]:
     """
     weights = dict(config.blend) if config.blend_file is None else read_weights(path_of(config.blend_file))
     if not weights:
-        found = (_brought(one, config) if is_url(one) else (one,) for one in config.paths)
+        found = (bucket_shards.bring(one, cache.root(config)) if is_url(one) else (one,) for one in config.paths)
         return [Named("data.paths", tuple(itertools.chain(*found)), 1.0)]
     return [Named(name, _globbed(name, config), weight) for name, weight in weights.items()]
 
@@ -47,17 +47,13 @@ def inputs_of(source: Named, config: DataConfig) -> Inputs:
         raise UserError(f"{given}: {str(error).removeprefix('data.paths: ')}") from None
 
 
-def _brought(url: str, config: DataConfig) -> tuple[str, ...]:
-    return tuple(bucket_shards.bring(url, cache.root(config)))
-
-
 def _globbed(name: str, config: DataConfig) -> tuple[str, ...]:
     """Files and prefixes that a name stands for, each once though a glob finds both halves of a pair.
 
     Raises UserError where nothing fits, or shards are missing that the names of others tell of.
     """
     if is_url(name):
-        return _brought(name, config)
+        return tuple(bucket_shards.bring(name, cache.root(config)))
     path = path_of(name)
     if not glob.has_magic(name) or path.is_file() or pairs(path):  # brackets may be its own
         return (name,)

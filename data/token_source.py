@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data import order
-from data.bucket_copies import BlockTokens
+from data.block_cache import BlockTokens
 from data.prepared import SourceProgress
 from data.shards import Shard, bin_path
 from program.errors import UserError
@@ -151,7 +151,11 @@ class TokenSource:
 
     def _position(self, window: int, column: int) -> int:
         """Of a window's token in the stream."""
-        return window * self.seq_length + column
+        for start, length in self._spans(window):
+            if column < length:
+                return start + column
+            column -= length
+        raise IndexError(column)
 
     def _locate(self, position: int) -> tuple[SplitSegment, int]:
         """The segment of a stream position, and the position in its shard."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from data.raw.compressed import Unpacked
 from data.raw.csv_records import DELIMITERS, record_blocks
-from data.raw.files import opened
+from data.raw.input_file import opened
 from data.raw.reading import DocumentBatch, DocumentOffset, ReadOptions, Rejects, checked, go_to, line_place, too_long
 from data.raw.units import SourcePart
 from program.errors import UserError

@@ -4,8 +4,7 @@ import codecs
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from data.raw.files import open_same
-from data.raw.inputs import InputSource
+from data.raw.input_file import InputSource, open_same
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 SCAN_BYTES = 4 << 20

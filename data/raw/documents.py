@@ -5,10 +5,11 @@ import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from data.raw import hub
 from data.raw.compressed import Unpacked
 from data.raw.csv_documents import read_csv
 from data.raw.fields import arrow_leaf, arrow_names, arrow_path, names_in, value_at
-from data.raw.files import decoded, for_arrow, open_same, opened
+from data.raw.input_file import decoded, for_arrow, open_same, opened
 from data.raw.reading import (
     BATCH_ROWS,
     BEGIN,
@@ -231,8 +232,6 @@ def _value(one: Any) -> Any:
 
 def _dataset(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) -> Iterator[DocumentBatch]:
     """The rows of a dataset's steps, some at a time."""
-    from data.raw import hub
-
     texts: list[str] = []
     positions: list[int] = []
     size, begin, number = 0, at, at

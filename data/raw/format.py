@@ -58,7 +58,7 @@ def format_in(file: BinaryIO, path: Path) -> Format:
     """Of an open file, which is at its beginning. The path's ending decides where the content cannot tell."""
     packed = file.read(HEAD_BYTES)
     compression = compressed.compression_of(packed)
-    ending = _ending(path)
+    ending = ending_of(path)
     named = ENDINGS.get(ending)
     if not compression:
         return _plain(packed, file, path, named, ending)
@@ -73,7 +73,7 @@ def format_in(file: BinaryIO, path: Path) -> Format:
     return _text(head, len(head) < HEAD_BYTES, path, named, ending)._replace(compression=compression)
 
 
-def _ending(path: Path) -> str:
+def ending_of(path: Path) -> str:
     """Of the name without what says how the file is packed."""
     name = Path(path.stem if path.suffix.lower() in compressed.ENDINGS else path.name)
     return name.suffix.lower()

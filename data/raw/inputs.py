@@ -5,20 +5,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from data.config import path_of
 from data.raw import bucket_inputs, compressed, hub
-from data.raw.format import ENDINGS, format_in
-from data.raw.input_file import InputFacts, facts_of, open_input
+from data.raw.format import ENDINGS, ending_of, format_in
+from data.raw.input_file import InputFacts, InputSource, facts_of, open_input
 from data.raw.shard_files import is_made, is_shard_file, is_work_folder
 from program.buckets.names import is_url
 from program.errors import UserError
 from program.untrusted import open_regular
 
-Kind = Literal["jsonl", "text", "parquet", "csv", "tsv", "dataset"]
 KNOWN = tuple(ENDINGS)
 COLUMNS = tuple(ending for ending, kind in ENDINGS.items() if kind in ("csv", "tsv"))
 """Endings of files that are taken of a folder only where csv_column says what is a document in them."""
@@ -26,30 +23,6 @@ SAVED_MARKS = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What `save_to_disk` leaves beside its data: no documents, whatever their ending."""
 HUB = "hf://"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class InputSource:
-    """One input file, or one dataset."""
-
-    path: str
-    """As it was given, or found in a folder; a dataset's id or folder."""
-    kind: Kind
-    compression: str
-    """".gz", ".zst", ".bz2", ".xz" or nothing."""
-    size: int
-    """Bytes on disk; of a dataset, its shards or rows."""
-    changed_ns: int = 0
-    """Time of the last change."""
-    ends: str = ""
-    """Digest of a file's beginning and end."""
-    revision: str = ""
-    """Of a dataset; what is read stays that one."""
-
-    @property
-    def facts(self) -> InputFacts:
-        """What tells a file from another."""
-        return InputFacts(self.size, self.changed_ns, self.ends)
 
 
 def find(
@@ -94,7 +67,7 @@ def find_each(
 
 
 def _columns_way(left_out: Iterable[str], flags: str) -> str:
-    has_columns = any(_inner_suffix(Path(f"x{ending}")) in COLUMNS for ending in left_out)
+    has_columns = any(ending_of(Path(f"x{ending}")) in COLUMNS for ending in left_out)
     return f"; {' and '.join(COLUMNS)} files are read where {flags}csv_column names a column" if has_columns else ""
 
 
@@ -176,7 +149,7 @@ def _find(name: str, left_out: Counter[str], taken: tuple[str, ...], flags: str)
         yield _dataset(name.removeprefix(HUB))
     elif glob.has_magic(name):
         yield from map(file_source, _globbed(name, path))
-    elif HUB_ID.fullmatch(name) and not path.is_symlink() and not path.parent.exists() and not _is_known(path):
+    elif HUB_ID.fullmatch(name) and not path.is_symlink() and not path.parent.exists() and ending_of(path) not in KNOWN:
         yield _dataset(name)
     else:
         _check_leads_somewhere(path)
@@ -210,16 +183,6 @@ def _check_leads_somewhere(path: Path) -> None:
             f"{path} is a link to {path.readlink()}, which cannot be reached ({error.strerror}). Copy or mount what it "
             "points to, or remove the link."
         ) from None
-
-
-def _is_known(path: Path) -> bool:
-    """Whether a name ends like a document's."""
-    return _inner_suffix(path) in KNOWN
-
-
-def _inner_suffix(path: Path) -> str:
-    """Without what says how the file is packed."""
-    return Path(path.stem if path.suffix.lower() in compressed.ENDINGS else path.name).suffix.lower()
 
 
 def file_source(path: Path) -> InputSource:
@@ -257,46 +220,44 @@ def _folder(folder: Path, left_out: Counter[str], taken: tuple[str, ...], flags:
     """
     found = list(_walk(folder))
     files = [one for one in found if isinstance(one, Path)]
-    known = [one for one in found if isinstance(one, InputSource) or _inner_suffix(one) in taken]
-    others = [path for path in files if _inner_suffix(path) not in taken]
+    others = [path for path in files if ending_of(path) not in taken]
     for path in others:
         _check_leads_somewhere(path)
-    if not known:
-        raise _nothing_known(str(folder), files, others, taken, flags)
+    if len(others) == len(found):
+        raise _nothing_known(str(folder), files, taken, flags)
     left_out.update(_ending(path) for path in others if path.suffix or not path.name.isupper())
-    for one in known:
-        yield one if isinstance(one, InputSource) else file_source(one)
-
-
-def _nothing_known(
-    folder: str, files: Sequence[Path], others: Sequence[Path], taken: tuple[str, ...], flags: str
-) -> UserError:
-    endings = Counter(path.suffix for path in files).most_common(3)
-    held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
-    return UserError(
-        f"folder {folder} holds no {', '.join(taken)} files (also with {', '.join(compressed.ENDINGS)}); "
-        f"files there: {held}"
-        f"{_columns_way((_ending(path) for path in others), flags)}. Other endings are read as text where a glob "
-        f"names them: '{folder}/**/*.py'."
-    )
+    for one in found:
+        if isinstance(one, InputSource):
+            yield one
+        elif ending_of(one) in taken:
+            yield file_source(one)
 
 
 def _objects(name: str, left_out: Counter[str], taken: tuple[str, ...], flags: str) -> Iterator[InputSource]:
     """As of a folder, a glob or a file, in a bucket."""
     found, is_folder = bucket_inputs.find(name)
     files = [Path(one.url) for one in found]
-    others = [path for path in files if is_folder and _inner_suffix(path) not in taken]
+    others = {path for path in files if is_folder and ending_of(path) not in taken}
     if len(others) == len(files):
-        raise _nothing_known(name, files, others, taken, flags)
+        raise _nothing_known(name, files, taken, flags)
     left_out.update(map(_ending, others))
-    for one, path in zip(found, files, strict=True):
-        if not is_folder or _inner_suffix(path) in taken:
-            yield _by_content(one.url, InputFacts(one.size, one.changed_ns, one.etag))
+    for one in (one for one, path in zip(found, files, strict=True) if path not in others):
+        yield _by_content(one.url, InputFacts(one.size, one.changed_ns, one.etag))
+
+
+def _nothing_known(folder: str, files: Sequence[Path], taken: tuple[str, ...], flags: str) -> UserError:
+    endings = Counter(path.suffix for path in files).most_common(3)
+    held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
+    return UserError(
+        f"folder {folder} holds no {', '.join(taken)} files (also with {', '.join(compressed.ENDINGS)}); "
+        f"files there: {held}{_columns_way(map(_ending, files), flags)}. Other endings are read as text where a glob "
+        f"names them: '{folder}/**/*.py'."
+    )
 
 
 def _ending(path: Path) -> str:
     """`.jsonl.lz4` of what is packed in a way that is not known."""
-    return Path(path.stem).suffix + path.suffix if _is_known(Path(path.stem)) else path.suffix
+    return Path(path.stem).suffix + path.suffix if ending_of(Path(path.stem)) in KNOWN else path.suffix
 
 
 def _walk(folder: Path) -> Iterator[Path | InputSource]:

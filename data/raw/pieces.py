@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from data.raw import documents, units
-from data.raw.files import decoded, opened
-from data.raw.inputs import InputSource
+from data.raw.input_file import InputSource, decoded, opened
 from data.raw.reading import ReadOptions, Rejects
 
 READ_BYTES = 1 << 20

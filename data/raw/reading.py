@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from data.raw.compressed import Unpacked
 from data.raw.fields import names_in
-from data.raw.files import opened
+from data.raw.input_file import opened
 from data.raw.units import SourcePart
 from program.errors import UserError, printable
 

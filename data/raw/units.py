@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from data.raw.csv_records import DELIMITERS, cuts
-from data.raw.files import for_arrow, open_same
-from data.raw.inputs import InputSource
+from data.raw.input_file import InputSource, for_arrow, open_same
 from program.errors import UserError
 
 

@@ -9,7 +9,7 @@ from data.config import DataConfig
 from data.raw import hub, inputs, units
 from data.raw.csv_records import DELIMITERS
 from data.raw.documents import read
-from data.raw.inputs import InputSource
+from data.raw.input_file import InputSource
 from data.raw.reading import ReadOptions, Rejects
 from data.raw.units import Unit
 from data.streaming import dealing

@@ -14,7 +14,7 @@ from data.tokenizers import kinds, sentencepiece_training
 from data.tokenizers.gpt2_pair import PairTokenizer, pair_of
 from data.tokenizers.tiktoken_ranks import TiktokenTokenizer
 from data.tokenizers.tokenizer_json import JsonTokenizer
-from data.tokenizers.vocabulary import model_bytes
+from data.tokenizers.vocabulary import model_bytes, said
 from program.errors import UserError
 
 EXPECTED = (
@@ -170,7 +170,8 @@ class SentencePieceTokenizer:
         if not path.exists():
             raise UserError(f"{flags}tokenizer: no file {path}; expected {EXPECTED}.")
         self.path: Path | None = path
-        model = model_bytes(path, flags)
+        with said(flags, path):
+            model = model_bytes(path)
         try:
             self.processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data.tokenizers.tiktoken_engine import byte_letters
 from data.tokenizers.tokenizer_json import JsonTokenizer
-from data.tokenizers.vocabulary import model_bytes
+from data.tokenizers.vocabulary import model_bytes, said
 from program.errors import UserError
 from program.untrusted import InputError, json_value, read_foreign
 
@@ -22,14 +21,6 @@ QWEN2_PATTERN = (
 GPT2_CLASSES = ("GPT2", "Roberta", "Bart", "Longformer", "CodeGen", "GPTNeoX", "PreTrained", "Tokenizers")
 CONVERT = "Give its tokenizer.json, as AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it."
 NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
-@dataclass(frozen=True, slots=True)
-class AddedToken:
-    """An entry of `added_tokens_decoder`."""
-
-    content: str
-    special: bool = False
 
 
 class PairTokenizer(JsonTokenizer):
@@ -46,12 +37,8 @@ class PairTokenizer(JsonTokenizer):
         for path, other in ((vocabulary, merges), (merges, vocabulary)):
             if not path.is_file():
                 raise UserError(f"{flags}tokenizer: no file {path}, which belongs to {other}.")
-        try:
-            content = _content(vocabulary, merges, flags)
-        except InputError as error:
-            raise UserError(f"{flags}tokenizer: {error}") from None
-        except OSError as error:
-            raise UserError(f"{flags}tokenizer: {error.filename}: {error.strerror}.") from None
+        with said(flags, vocabulary):
+            content = _content(vocabulary, merges)
         super().__init__(vocabulary, eod_token, flags, json.dumps(content, ensure_ascii=False).encode())
 
 
@@ -67,8 +54,8 @@ def pair_of(path: Path) -> tuple[Path, Path]:
     return path.with_name(swapped if swapped != f"{path.stem}.json" else VOCABULARY), path
 
 
-def _content(vocabulary: Path, merges: Path, flags: str) -> dict[str, Any]:
-    ids = _ids(json_value(model_bytes(vocabulary, flags), vocabulary), vocabulary)
+def _content(vocabulary: Path, merges: Path) -> dict[str, Any]:
+    ids = _ids(json_value(model_bytes(vocabulary), vocabulary), vocabulary)
     config, named, added = (read_beside(vocabulary, name) for name in BESIDE)
     tokens = dict(_added(ids, config, named, added, vocabulary))
     splits = _splits(config, vocabulary)
@@ -89,7 +76,7 @@ def _content(vocabulary: Path, merges: Path, flags: str) -> dict[str, Any]:
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
             "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-            "vocab": ids, "merges": list(_merges(model_bytes(merges, flags), merges)),
+            "vocab": ids, "merges": list(_merges(model_bytes(merges), merges)),
         },
     }  # fmt: skip
 
@@ -146,7 +133,7 @@ def _added(
     ids: dict[str, int], config: dict[str, Any], named: dict[str, Any], added: dict[str, Any], path: Path
 ) -> Iterator[tuple[str, tuple[int, bool]]]:
     """Text, id and whether it is a control token; the later of two entries counts."""
-    control = {text for said in (named, config) for text in _named(said)}
+    control = {text for one in (named, config) for text in _named(one)}
     known = ids | {text: index for text, index in added.items() if type(index) is int}
     decoder = config.get("added_tokens_decoder")
     for text in [END_OF_TEXT, *sorted(control), *added]:
@@ -159,10 +146,10 @@ def _added(
         yield text, (int(index), entry.get("special") is True or text in control)
 
 
-def _named(said: dict[str, Any]) -> Iterator[str]:
+def _named(given: dict[str, Any]) -> Iterator[str]:
     """Texts of the control tokens that a file names."""
-    more = said.get("additional_special_tokens")
-    for value in [*(said.get(name) for name in NAMED), *(more if isinstance(more, list) else ())]:
+    more = given.get("additional_special_tokens")
+    for value in [*(given.get(name) for name in NAMED), *(more if isinstance(more, list) else ())]:
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             yield text

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from data.tokenizers.gpt2_pair import MERGES, VOCABULARY
+from data.tokenizers.vocabulary import said
 from program.errors import UserError
-from program.untrusted import InputError, open_regular
+from program.untrusted import open_regular
 
 Kind = Literal["json", "vocabulary", "merges", "description", "tiktoken", "sentencepiece"]
 HEAD_BYTES = 64 << 10
@@ -22,13 +23,8 @@ CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "g
 def kind_of(path: Path, flags: str) -> Kind:
     """Of a file that is there. flags: what stands before `tokenizer` where a user sets it. Raises UserError for what
     cannot be read or is none."""
-    try:
-        with open_regular(path) as file:
-            head = file.read(HEAD_BYTES)
-    except InputError as error:
-        raise UserError(f"{flags}tokenizer: {error}") from None
-    except OSError as error:
-        raise UserError(f"{flags}tokenizer: {path}: {error.strerror}.") from None
+    with said(flags, path), open_regular(path) as file:
+        head = file.read(HEAD_BYTES)
     if not head.strip():
         raise UserError(f"{flags}tokenizer: {path} is empty. Copy it again.")
     if head.startswith(b"version https://git-lfs"):

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 
 from data.tokenizers.tiktoken_meta import encoding_of
-from data.tokenizers.vocabulary import MOST_IDS, model_bytes, vocabulary_size
+from data.tokenizers.vocabulary import MOST_IDS, model_bytes, said, vocabulary_size
 from program.errors import UserError
 from program.schema import Range, shown
 from program.untrusted import InputError, parse_json
@@ -54,25 +54,23 @@ class TiktokenTokenizer:
         beside = path.with_suffix(".json")  # of tokenizer.model, that is another tokenizer's name
         self.about = about = beside if path not in (beside, path.with_name(META_NAME)) and beside.exists() else None
         self.path: Path | None = path
-        raw = [model_bytes(path, flags)] if about is None else [model_bytes(path, flags), model_bytes(about, flags)]
-        try:
+        with said(flags, path):
+            raw = [model_bytes(one) for one in (path, about) if one is not None]
             known = _ranks(raw[0], path)
-            said = _metas(path, len(known)) if about is None else parse_json(raw[1], _About, about)
-            eod = said.eod if eod_token is None else eod_token
-            if eod not in said.special_tokens:
+            about_ranks = _metas(path, len(known)) if about is None else parse_json(raw[1], _About, about)
+            eod = about_ranks.eod if eod_token is None else eod_token
+            if eod not in about_ranks.special_tokens:
                 raise InputError(about or path, f"special_tokens has no {shown(eod)}, which should end documents.")
-            # Without control tokens: what stands in a text stays text.
+        try:  # without control tokens: what stands in a text stays text
             self._encoding = tiktoken.Encoding(
-                path.stem, pat_str=said.pat_str, mergeable_ranks=known, special_tokens={}
+                path.stem, pat_str=about_ranks.pat_str, mergeable_ranks=known, special_tokens={}
             )
-        except InputError as error:
-            raise UserError(f"{flags}tokenizer: {error}") from None
         except ValueError as error:  # of a regular expression that it cannot use
             raise UserError(f"{flags}tokenizer: {about}: pat_str: {str(error)[:200]}.") from None
-        self.eod: int = said.special_tokens[eod]
-        self.special_tokens = said.special_tokens
-        self.special_texts: tuple[str, ...] = tuple(said.special_tokens)
-        self.vocab_size = vocabulary_size([*known.values(), *said.special_tokens.values()], path, flags)
+        self.eod: int = about_ranks.special_tokens[eod]
+        self.special_tokens = about_ranks.special_tokens
+        self.special_texts: tuple[str, ...] = tuple(about_ranks.special_tokens)
+        self.vocab_size = vocabulary_size([*known.values(), *about_ranks.special_tokens.values()], path, flags)
         self.fingerprint = hashlib.blake2b(b"\0".join(raw) + b"%d" % self.eod, digest_size=16).hexdigest()
 
     def token_id(self, text: str) -> int | None:

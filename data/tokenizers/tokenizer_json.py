@@ -1,5 +1,6 @@
 """Hugging Face's tokenizer.json, read by their own library, `tokenizers`; it is the reference for other engines."""
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.tokenizers.vocabulary import model_bytes, vocabulary_size
+from data.tokenizers.vocabulary import model_bytes, said, vocabulary_size
 from program.errors import UserError, printable
 from program.schema import shown
-from program.untrusted import InputError, json_value, read_foreign
+from program.untrusted import json_value, read_foreign
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -59,7 +60,8 @@ class JsonTokenizer:
             raise UserError(f"{flags}tokenizer: no file {path}.")
         self._flags = flags
         self.path: Path | None = path
-        self.raw = model_bytes(path, flags) if raw is None else raw
+        with said(flags, path):
+            self.raw = model_bytes(path) if raw is None else raw
         plain = self._load()
         plain.encode_special_tokens = True  # what stands in a text stays text
         self._plain = plain
@@ -118,12 +120,12 @@ class JsonTokenizer:
         index = None if token is None else self._plain.token_to_id(token)
         if index is None:
             source = f"{self._flags}eod_token" if eod_token else " or ".join(BESIDE)
-            said = "nothing says what ends a document"
+            problem = "nothing says what ends a document"
             if token is not None:
-                said = f"it has no token {shown(token)}, which ends a document by {source}"
+                problem = f"it has no token {shown(token)}, which ends a document by {source}"
             known_texts = printable(", ".join(self.special_texts[:20])[:500]) or "none"
             raise UserError(
-                f"{self._flags}tokenizer: {self.path}: {said}. Name it with "
+                f"{self._flags}tokenizer: {self.path}: {problem}. Name it with "
                 f"{self._flags}eod_token; its control tokens: {known_texts}."
             )
         return int(index)
@@ -131,14 +133,7 @@ class JsonTokenizer:
     def _configured_eod(self) -> str | None:
         """What tokenizer_config.json beside the file says, else special_tokens_map.json."""
         for beside in (self.path.with_name(name) for name in BESIDE) if self.path else ():
-            try:
-                token = read_foreign(beside, TokenizerConfig).eos_token
-            except FileNotFoundError:
-                continue
-            except InputError as error:
-                raise UserError(f"{self._flags}tokenizer: {error} Mend it, or remove it.") from None
-            except OSError as error:
-                raise UserError(f"{self._flags}tokenizer: {beside}: {error.strerror}.") from None
-            if token is not None:
-                return token.content if isinstance(token, Token) else token
+            with said(self._flags, beside, " Mend it, or remove it."), contextlib.suppress(FileNotFoundError):
+                if (token := read_foreign(beside, TokenizerConfig).eos_token) is not None:
+                    return token.content if isinstance(token, Token) else token
         return None

@@ -1,6 +1,7 @@
 """Reading the files of a tokenizer, and what any vocabulary must be like."""
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from program.errors import UserError
@@ -12,14 +13,21 @@ MOST_IDS = 1 << 24
 """Of a vocabulary; the largest published ones have some 500,000."""
 
 
-def model_bytes(path: Path, flags: str) -> bytes:
-    """All of a file. flags: what stands before `tokenizer` where a user sets it. Raises UserError."""
+@contextlib.contextmanager
+def said(flags: str, path: Path, way: str = "") -> Iterator[None]:
+    """Raises what cannot be read as UserError. flags: what stands before `tokenizer` where a user sets it. path: of the
+    file. way: what to do about a file that is not as expected."""
     try:
-        return read_bytes(path, MOST_BYTES)
+        yield
     except InputError as error:
-        raise UserError(f"{flags}tokenizer: {error}") from None
+        raise UserError(f"{flags}tokenizer: {error}{way}") from None
     except OSError as error:
-        raise UserError(f"{flags}tokenizer: {path}: {error.strerror}.") from None
+        raise UserError(f"{flags}tokenizer: {error.filename or path}: {error.strerror}.") from None
+
+
+def model_bytes(path: Path) -> bytes:
+    """All of a file. Raises InputError and OSError."""
+    return read_bytes(path, MOST_BYTES)
 
 
 def vocabulary_size(ids: Collection[int], path: Path, flags: str) -> int:

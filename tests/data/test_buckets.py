@@ -13,8 +13,8 @@ import pytest
 
 import buckets
 from buckets import BUCKET, Failure, Request, Server
-from data import block_cache, bucket_copies, bucket_shards, loader
-from data.block_cache import BlockCache, CachedObject
+from data import block_cache, bucket_shards, loader
+from data.block_cache import BlockCache, BlockTokens
 from data.config import DataConfig
 from data.prepare import prepare
 from data.raw import inputs, units
@@ -114,8 +114,7 @@ def test_blocks_come_ahead_of_their_turn_once_for_all(server: Server, corpus: Pa
 def test_blocks_are_fetched_before_their_turn(
     server: Server, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (block_cache, bucket_copies):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(block_cache, "BLOCK_BYTES", 1 << 14)
     monkeypatch.setattr(loader, "AHEAD", 120)
     config = config_of(tmp_path, paths=(f"{URL}/corpus/web",))
     source = build_source(prepare(config, lambda _: None), config, 64, 3, "train")
@@ -132,7 +131,6 @@ def test_the_cache_stays_within_its_bounds(
     server: Server, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_cache, "BLOCK_BYTES", 1 << 16)
-    monkeypatch.setattr(bucket_copies, "BLOCK_BYTES", 1 << 16)
     monkeypatch.setattr(block_cache, "EVICT_EVERY", 4)
     monkeypatch.setattr(block_cache, "MOST_MAPPED", 12)
     blocks = tmp_path / "buckets" / "blocks"
@@ -145,7 +143,7 @@ def test_the_cache_stays_within_its_bounds(
         most = max(most, sum(path.stat().st_size for path in blocks.rglob("0*")))
     assert 300_000 < most <= 500_000 + 5 * (1 << 16)
     tokens = [segment.shard.tokens for segment in source.segments]  # type: ignore[attr-defined]
-    assert sum(one._blocks.map.is_mapped.sum() for one in tokens) <= 12 + 17, "and eight windows lie in 16 blocks"
+    assert sum(one.map.is_mapped.sum() for one in tokens) <= 12 + 17, "and eight windows lie in 16 blocks"
 
 
 def test_a_damaged_block_is_fetched_again(server: Server, corpus: Path, tmp_path: Path) -> None:
@@ -338,7 +336,7 @@ def test_threads_and_forks_share_blocks(server: Server, tmp_path: Path) -> None:
 
 def read_together(cache: BlockCache, data: bytes) -> None:
     """Threads and a forked process, each what it likes."""
-    read_by = CachedObject(cache, client.facts(f"{URL}/shared"))
+    read_by = BlockTokens(cache, client.facts(f"{URL}/shared"), np.uint8)
 
     def check(seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -347,7 +345,7 @@ def read_together(cache: BlockCache, data: bytes) -> None:
             read_by.ask_for(start, start + 5000)
             with cache:
                 read_by.have(np.array([start]), 5000)
-                assert read_by.map.bytes[start : start + 5000].tobytes() == data[start : start + 5000]
+                assert read_by.array[start : start + 5000].tobytes() == data[start : start + 5000]
 
     child = os.fork()
     if not child:

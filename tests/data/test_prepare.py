@@ -48,7 +48,7 @@ def test_raw_files_become_documents_ended_by_eod(config):
     assert shard.document_count == 3
     expected = [*"erste Zeile ü".encode(), 256, *b"zweite", 256, *b"dritte\nvierte\n", 256]
     assert shard.tokens.tolist() == expected
-    assert prepared.tokenizer_path is None
+    assert prepared.tokenizer.path is None
 
 
 def test_a_second_call_reads_no_text_and_changes_nothing(config, monkeypatch):
@@ -238,7 +238,7 @@ def test_builtin_corpus_end_to_end(tmp_path, monkeypatch, capfd):
     prepared = prepare(DataConfig(cache_dir=str(tmp_path)), lines.append)
     shard = Shard(prepared.prefixes[0])
     assert prepared.tokenizer.vocab_size == 2048
-    assert prepared.tokenizer_path is not None
+    assert prepared.tokenizer.path is not None
     assert shard.dtype == np.uint16
     assert shard.document_count == len(corpus.files())
     first = shard.tokens[: shard.document_start(1) - 1]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from data.raw import documents
+from data.raw import documents, hub
 from data.raw.reading import DocumentBatch, ReadOptions, Rejects
 from data.raw.units import Unit
 
@@ -49,19 +49,13 @@ def extent(units: Sequence[Unit]) -> Extent:
     """Of some units. Raises UserError where a dataset cannot be opened."""
     parts = [part for unit in units for part in unit.parts]
     datasets = dict.fromkeys(part.source for part in parts if part.source.kind == "dataset")
-    by_dataset = {source: _step_rows(source.path, source.revision) for source in datasets}
+    by_dataset = {source: hub.step_rows(source.path, source.revision) for source in datasets}
     steps = [(by_dataset[part.source], part.start) for part in parts if part.source in by_dataset]
     return Extent(
         file_bytes=sum(part.size for part in parts if part.source not in by_dataset),
         rows=sum(rows[step] for rows, step in steps if rows is not None),
         unknown=tuple(source.path for source, rows in by_dataset.items() if rows is None),
     )
-
-
-def _step_rows(name: str, revision: str) -> list[float] | None:
-    from data.raw import hub
-
-    return hub.step_rows(name, revision)
 
 
 def sample(left: Sequence[Unit], reading: ReadOptions) -> Sample:

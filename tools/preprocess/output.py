@@ -2,23 +2,22 @@
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.cache import NO_LOCKS
-from data.inputs import PLAN_BYTES, UNIT, empty_path, joined, planned_keys, work_folder
+from data.inputs import PLAN_BYTES, empty_path, joined, numbered, planned_keys, work_folder
 from data.manifest import ShardManifest, manifest_path, read_manifest
 from data.shards import bin_path, idx_path
 from program.durable import replace_file
 from program.errors import UserError
+from program.locks import locked
 from program.schema import JSON, Count
 from program.untrusted import InputError, parse_json, read_bytes
 from tools.shared.written import check_place
@@ -61,16 +60,6 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """The right to write."""
-
-    files: list[int]
-    """Open files that hold it, which no worker may keep."""
-    is_locked: bool
-    """Whether others are kept out; False where the file system has no locks."""
-
-
-@dataclass(frozen=True, slots=True)
 class Output:
     """`PREFIX-00000-of-00012.bin/.idx/.json`, and beside them the folder `PREFIX.preprocess` of the work itself."""
 
@@ -83,11 +72,11 @@ class Output:
 
     def shard(self, index: int, count: int) -> Path:
         """Prefix of a shard that is a result."""
-        return self.prefix.with_name(_numbered(self.prefix.name, index, count))
+        return numbered(self.prefix, index, count)
 
     def kept(self, stage: str, index: int, count: int) -> Path:
         """Prefix of a shard that a later stage takes up."""
-        return self.folder / _numbered(stage, index, count)
+        return numbered(self.folder / stage, index, count)
 
     def hashes(self, index: int) -> Path:
         """Hashes of a unit's documents, uint64."""
@@ -99,37 +88,34 @@ class Output:
         return self.folder / "totals.json"
 
     @contextlib.contextmanager
-    def claimed(self, part: ArrayShare) -> Iterator[Claim]:
-        """The right to write this part's units.
+    def claimed(self, part: ArrayShare) -> Iterator[list[int] | None]:
+        """The right to write this part's units: open files that hold it, which no worker may keep; None where the file
+        system has no locks, which would keep others out.
 
         Raises UserError where another process has it, or works with another number of parts, or where --output
         cannot be a folder's.
         """
         self._make_folder()
+        others = [one for one in self.folder.glob("part-*.lock") if not one.name.endswith(f"-of-{part.count}.lock")]
         with contextlib.ExitStack() as stack:
             own = self.folder / f"part-{part.index}-of-{part.count}.lock"
-            claims = [_lock(stack, own, self.prefix)]
-            for other in sorted(self.folder.glob("part-*.lock")):
-                if not other.name.endswith(f"-of-{part.count}.lock"):
-                    claims.append(_lock(stack, other, self.prefix))
-            yield Claim([one for claim in claims for one in claim.files], all(claim.is_locked for claim in claims))
+            held = [_claimed(stack, path, self.prefix) for path in (own, *sorted(others))]
+            yield None if None in held else [one for one in held if one is not None]
 
     @contextlib.contextmanager
-    def finishing(self) -> Iterator[int | None]:
-        """The right to do what follows when all parts are done; None where another process is doing it.
+    def finishing(self) -> Iterator[list[int] | None]:
+        """The right to do what follows when all parts are done, held as ``claimed`` does; None where another process is
+        doing it.
 
         Where the file system has no locks, it is everybody's.
         """
-        descriptor = os.open(self.folder / "finish.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with contextlib.ExitStack() as stack:
             try:
-                _try_lock(descriptor)
+                held = stack.enter_context(locked(self.folder / "finish.lock", wait=False))
             except BlockingIOError:
                 yield None
-                return
-            yield descriptor
-        finally:
-            os.close(descriptor)
+            else:
+                yield [] if held is None else [held]
 
     def way_to_clear(self, key: str) -> str:
         """What to do where parts shall start over: no part may clear, as it cannot know whether others have begun.
@@ -149,7 +135,7 @@ class Output:
         UserError with the differences where another plan is there of which something is made, or shards that belong to
         none.
         """
-        with self._plan_locked():
+        with locked(self.folder / "plan.lock"):  # parts that start at once read and write it one after another
             if overwrite:
                 self._clear(str(plan["jsonl_key"]))
             if before := self._plan():
@@ -185,7 +171,7 @@ class Output:
 
         Raises UserError where the plan has another one.
         """
-        with self._plan_locked():
+        with locked(self.folder / "plan.lock"):
             plan = self._plan()
             self._refuse(differences({"engine": plan.get("engine", name)}, {"engine": name}), plan, part)
             if "engine" not in plan:
@@ -211,6 +197,23 @@ class Output:
                     if part.count == 1 or (unit and int(unit[1]) % part.count == part.index):
                         path.unlink(missing_ok=True)
 
+    def clear_unfinished(self, unfinished: dict[int, int], prefix: Callable[[int], Path]) -> None:
+        """Delete what processes that are gone had not finished, and shards that only some files had got the names of.
+
+        unfinished: process ids, and what number each worked on. A process id alone would not say it: on another node
+        another part's process may have the same. prefix: of the shard of a number.
+        """
+        begun = [(path, process) for process, number in unfinished.items() for path in shard_files(prefix(number))]
+        begun += [(self.hashes(number), process) for process, number in unfinished.items()]
+        unnamed = {f"{path}.tmp-{process}" for path, process in begun}
+        for folder in {path.parent for path, _ in begun}:
+            for entry in folder.iterdir():
+                whole, mark, maker = entry.name.partition(".tmp-")
+                if f"{folder}/{whole}{mark}{maker.partition('-')[0]}" in unnamed:
+                    entry.unlink(missing_ok=True)
+        for torn in filter(lambda one: not is_complete(one), map(prefix, unfinished.values())):
+            remove(torn)
+
     def _make_folder(self) -> None:
         check_place(self.folder, "--output")
         try:
@@ -221,16 +224,6 @@ class Output:
                 f"--output {self.prefix}: {there} is a file, expected a folder. Give another --output, or move that "
                 "file away."
             ) from None
-
-    @contextlib.contextmanager
-    def _plan_locked(self) -> Iterator[None]:
-        """Parts that start at once read and write the plan one after another; not where there are no locks."""
-        descriptor = os.open(self.folder / "plan.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            _try_lock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _plan(self) -> dict[str, Any]:
         """The one that is there; empty where none is. Raises UserError where it cannot be read."""
@@ -267,12 +260,13 @@ class Output:
         """This prefix's. key: the field of the documents; `web_en_text_document` is of `web_en`, whatever `web` is."""
         if not self.prefix.parent.is_dir():
             return []
-        named, suffixes = self._named(key, *planned_keys(self.prefix)), (".bin", ".idx", ".json", ".empty.json")
-        return sorted(
-            path
-            for path in self.prefix.parent.iterdir()
-            if (found := named.match(path.name)) and path.name[found.end() :] in suffixes
-        )
+        keys = key, *planned_keys(self.prefix)
+        return sorted(path for path in self.prefix.parent.iterdir() if self.is_shard(path.name, *keys))
+
+    def is_shard(self, name: str, *keys: str) -> bool:
+        """Whether a file of this name is of a shard of this prefix. keys: fields of the documents, where joined."""
+        found = self._named(*keys).match(name)
+        return found is not None and name[found.end() :] in (".bin", ".idx", ".json", ".empty.json")
 
     def _named(self, *keys: str) -> re.Pattern[str]:
         """How names of this prefix's shards begin, whole or not."""
@@ -293,31 +287,11 @@ class Output:
                 path.unlink()
 
 
-def _numbered(name: str, index: int, count: int) -> str:
-    return UNIT.format(name=name, index=index, count=count)
-
-
-def _try_lock(descriptor: int, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
-    """Whether the file is locked now; False where the file system has no locks, as for data.cache.
-
-    Raises BlockingIOError where another process has it; `how` may say to wait instead.
-    """
-    try:
-        fcntl.flock(descriptor, how)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return False
-    return True
-
-
-def _lock(stack: contextlib.ExitStack, path: Path, prefix: Path) -> Claim:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    stack.callback(os.close, descriptor)
+def _claimed(stack: contextlib.ExitStack, path: Path, prefix: Path) -> int | None:
     deadline = time.monotonic() + GRACE_S
     while True:
         try:
-            return Claim([descriptor], _try_lock(descriptor))
+            return stack.enter_context(locked(path, wait=False))
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise UserError(
@@ -361,29 +335,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a small file durably; ``remove_unfinished`` knows the name of what a killed process leaves."""
+    """Replace a small file durably; ``clear_unfinished`` knows the name of what a killed process leaves."""
     replace_file(path, data, suffix=f".tmp-{os.getpid()}")
-
-
-def remove_unfinished(paths: Iterable[tuple[Path, int]]) -> None:
-    """Delete what processes that are gone had not finished of these files, each of which one process wrote.
-
-    A process id alone would not tell: on another node another part's process may have the same.
-    """
-    by_folder: dict[Path, set[str]] = {}
-    for path, process in paths:
-        by_folder.setdefault(path.parent, set()).add(f"{path.name}.tmp-{process}")
-    for folder, names in by_folder.items():
-        for entry in folder.iterdir():
-            whole, mark, maker = entry.name.partition(".tmp-")
-            if f"{whole}{mark}{maker.partition('-')[0]}" in names:
-                entry.unlink(missing_ok=True)
-
-
-def remove_torn(prefix: Path) -> None:
-    """Delete a shard whose writer was killed after some of its files had got their names."""
-    if not is_complete(prefix):
-        remove(prefix)
 
 
 def shard_files(prefix: Path) -> tuple[Path, ...]:

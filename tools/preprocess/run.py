@@ -1,83 +1,60 @@
 """The whole of a preprocessing: plan, claim, tokenise, and what follows when every unit is done."""
 
-import os
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from data.config import path_of
 from data.raw import inputs, units
 from data.raw.csv_records import DELIMITERS
-from data.raw.reading import ReadOptions
 from data.raw.units import Unit
 from data.shards import bin_path, token_dtype
 from data.tokenizers import engines
 from data.tokenizers.base import EXPECTED, ByteTokenizer, Tokenizer, exists, open_named
-from data.tokenizers.engines import EngineName
 from program.errors import UserError, printable
 from tools.preprocess import estimate, shuffle_merge, summary, worker_pool
-from tools.preprocess.encoding import Encoding, SpecialText
+from tools.preprocess.encoding import Encoding
 from tools.preprocess.estimate import Extent, Sample
+from tools.preprocess.options import PreprocessOptions
 from tools.preprocess.output import ArrayShare, Output, is_complete, read_unit, saying_where_no_space_is
 from tools.preprocess.tokenize_unit import TokenizeJob
 
 SMALLEST_UNIT, LARGEST_UNIT, USUAL_UNITS = 4 << 20, 4 << 30, 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreprocessOptions:
-    """What was asked for, checked."""
-
-    inputs: tuple[str, ...]
-    prefix: Path
-    tokenizer: str
-    eod_token: str | None
-    workers: int
-    reading: ReadOptions
-    engine: EngineName
-    special_text: SpecialText
-    append_eod: bool
-    merge: bool
-    shuffle_docs: int | None
-    unit_bytes: int | None
-    part: ArrayShare
-    overwrite: bool
-    check_space: bool
-    stop: worker_pool.StopSign
-
-
-def preprocess(options: PreprocessOptions) -> None:
+def preprocess(options: PreprocessOptions, stop: worker_pool.StopSign) -> None:
     """Raises UserError."""
-    sources = inputs.find(options.inputs, say=_say, csv_column=options.reading.csv_column)
-    unit_bytes = options.unit_bytes or _unit_bytes(sum(one.size for one in sources if one.kind != "dataset"))
+    sources = inputs.find(options.input, say=_say, csv_column=options.reading.csv_column)
+    unit_bytes = _unit_bytes(options.unit_mb, sum(one.size for one in sources if one.kind != "dataset"))
     divided = units.divide(sources, unit_bytes)
     tokenizer = _tokenizer(options)
-    output = Output(options.prefix)
+    output, own = Output(options.prefix), f"part {options.share.index} of {options.share.count}"
     try:
-        with saying_where_no_space_is(options.prefix), output.claimed(options.part) as claim:
-            alone = claim.is_locked and options.part.count == 1
-            output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite, options.part, alone)
+        with saying_where_no_space_is(options.prefix), output.claimed(options.share) as locks:
+            alone = locks is not None and options.share.count == 1
+            output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite, options.share, alone)
             _check_engine(options, output)
-            if claim.is_locked:
-                output.remove_leftovers(options.part)
+            if locks is not None:
+                output.remove_leftovers(options.share)
             else:  # what looks left over may be another process's, at work
                 _say(f"--output {options.prefix}: that file system has no locks; start nothing twice at once there")
             job = _job(options, divided, tokenizer, output)
             if _needs_units(options, job):
-                _tokenise(options, job, claim.files)
+                _tokenise(options, job, locks or [], stop)
             left = sum(not is_complete(job.prefix(one.index)) for one in divided) if _needs_units(options, job) else 0
             if left:
-                print(f"part {options.part.index} of {options.part.count} is done; {left} units of other parts are not")
+                print(f"{own} is done; {left} units of other parts are not")
                 return
-            if not claim.is_locked and options.part.count > 1:  # two parts that end together would both do the rest
+            if locks is None and options.share.count > 1:  # two parts that end together would both do the rest
                 print("all parts are done; without locks none may finish alone: give the command again without --part")
                 return
-            with output.finishing() as lock:
-                if lock is None:
-                    print(f"part {options.part.index} of {options.part.count} is done; another one finishes the work")
+            with output.finishing() as more:
+                if more is None:
+                    print(f"{own} is done; another one finishes the work")
                     return
-                _finish(options, job, [*claim.files, lock])
+                _finish(options, job, [*(locks or []), *more], stop)
     except OSError as error:
         if not error.filename:
             raise
@@ -96,9 +73,9 @@ def _tokenizer(options: PreprocessOptions) -> Tokenizer:
     return open_named(options.tokenizer, options.eod_token, "--")
 
 
-def _unit_bytes(total: int) -> int:
-    """Of the inputs' size alone: about 512 units, of 4 MB to 4 GB."""
-    return min(max(total // USUAL_UNITS, SMALLEST_UNIT), LARGEST_UNIT)
+def _unit_bytes(asked_mb: float | None, total: int) -> int:
+    """As asked, or of the inputs' size alone: about 512 units, of 4 MB to 4 GB."""
+    return int(asked_mb * 1e6) if asked_mb else min(max(total // USUAL_UNITS, SMALLEST_UNIT), LARGEST_UNIT)
 
 
 def _plan(
@@ -117,7 +94,7 @@ def _plan(
         **({"csv_column": options.reading.column} if any(one.kind in DELIMITERS for one in sources) else {}),
         "on_bad_document": options.reading.on_bad_document,
         "max_document_bytes": options.reading.max_document_bytes,
-        "special_text": options.special_text,
+        "special_text": options.special_tokens,
         "append_eod": options.append_eod,
         "shuffle_docs": options.shuffle_docs,
         "merge": options.merge,
@@ -151,7 +128,7 @@ def _check_engine(options: PreprocessOptions, output: Output) -> None:
     """One that is asked for by name is refused at once, before anything is read."""
     begun = output.engine()
     if options.engine != "auto" and begun is not None and begun.split()[0] != options.engine:
-        output.agree_engine(options.engine, options.part)
+        output.agree_engine(options.engine, options.share)
 
 
 def _job(options: PreprocessOptions, divided: list[Unit], tokenizer: Tokenizer, output: Output) -> TokenizeJob:
@@ -162,7 +139,7 @@ def _job(options: PreprocessOptions, divided: list[Unit], tokenizer: Tokenizer, 
             engine=engines.reference(tokenizer),
             eod=tokenizer.eod if options.append_eod else None,
             special_texts=tokenizer.special_texts,
-            special_text=options.special_text,
+            special_text=options.special_tokens,
         ),
         tokenizer=tokenizer,
         tokenizer_name=Path(options.tokenizer).name,
@@ -171,9 +148,9 @@ def _job(options: PreprocessOptions, divided: list[Unit], tokenizer: Tokenizer, 
     )
 
 
-def _tokenise(options: PreprocessOptions, job: TokenizeJob, locks: list[int]) -> None:
+def _tokenise(options: PreprocessOptions, job: TokenizeJob, locks: list[int], stop: worker_pool.StopSign) -> None:
     """This part's units that are not complete."""
-    own = [unit for unit in job.units if unit.index % options.part.count == options.part.index]
+    own = [unit for unit in job.units if unit.index % options.share.count == options.share.index]
     left = [unit for unit in own if not is_complete(job.prefix(unit.index))]
     if not left:
         return
@@ -183,18 +160,17 @@ def _tokenise(options: PreprocessOptions, job: TokenizeJob, locks: list[int]) ->
     extent = estimate.extent(left)
     if options.check_space:
         _check_space(options, job, engine, extent, sample)
-    job.output.agree_engine(engine.name, options.part)
-    running = _with_engine(job, engine)
+    job.output.agree_engine(engine.name, options.share)
+    clear = partial(job.output.clear_unfinished, prefix=job.prefix)
+    running = replace(job, encoding=replace(job.encoding, engine=engine))
     done = sum(_read_bytes(job, unit) for unit in own if is_complete(job.prefix(unit.index)))
     to_read = extent.to_read(sample)
     if done:
         _say(f"continuing: {len(own) - len(left)} of {len(own)} units are there")
     with worker_pool.progress(None if to_read is None else done + to_read, "tokenising") as bar:
         bar.update(done)
-        worker_pool.work(
-            [unit.index for unit in left], running.run_task, running.clear, options.workers, bar, locks, options.stop
-        )
-    job.output.agree_engine(engine.name, options.part)  # without locks another part may have begun at the same moment
+        worker_pool.work([unit.index for unit in left], running.run_task, clear, options.workers, bar, locks, stop)
+    job.output.agree_engine(engine.name, options.share)  # without locks another part may have begun at the same moment
 
 
 def _read_bytes(job: TokenizeJob, unit: Unit) -> int:
@@ -208,15 +184,11 @@ def _engine(options: PreprocessOptions, job: TokenizeJob, sample: Sample) -> eng
     begun = job.output.engine()
     if begun is None and any(is_complete(job.prefix(unit.index)) for unit in job.units):
         _say("what engine made the shards that are there is not known: an earlier version did not write it down")
-    special_ids = options.special_text == "special"
+    special_ids = options.special_tokens == "special"
     try:
         return engines.choose(job.tokenizer, options.engine, special_ids, sample.texts, _say, begun)
     except UserError as error:
-        raise job.output.unusable_engine(error, options.part) if begun else error from None
-
-
-def _with_engine(job: TokenizeJob, engine: engines.Engine) -> TokenizeJob:
-    return replace(job, encoding=replace(job.encoding, engine=engine))
+        raise job.output.unusable_engine(error, options.share) if begun else error from None
 
 
 def _check_space(
@@ -244,7 +216,7 @@ def _check_space(
         )
 
 
-def _finish(options: PreprocessOptions, job: TokenizeJob, locks: list[int]) -> None:
+def _finish(options: PreprocessOptions, job: TokenizeJob, locks: list[int], stop: worker_pool.StopSign) -> None:
     """Count, shuffle, join, and say what was made."""
     output = job.output
     output.remove_leftovers(ArrayShare())
@@ -252,10 +224,10 @@ def _finish(options: PreprocessOptions, job: TokenizeJob, locks: list[int]) -> N
         summary.add_up(job).save(output.totals)
     totals = summary.Totals.load(output.totals, len(job.units))
     if not totals.documents:
-        raise UserError(f"INPUT: no document with text in {', '.join(options.inputs)} ({totals.rejected} rejected).")
+        raise UserError(f"INPUT: no document with text in {', '.join(options.input)} ({totals.rejected} rejected).")
     last = [job.prefix(unit.index) for unit in job.units]
     if options.shuffle_docs is not None:
-        last = _shuffle(options, job, totals, locks)
+        last = _shuffle(options, job, totals, locks, stop)
     else:
         last = [prefix for prefix in last if not job.is_last_stage or bin_path(prefix).is_file()]
     if options.merge:
@@ -265,25 +237,27 @@ def _finish(options: PreprocessOptions, job: TokenizeJob, locks: list[int]) -> N
         with worker_pool.progress(total, "joining") as bar:
 
             def report(size: int) -> None:
-                options.stop.check()
+                stop.check()
                 bar.update(size)
 
             shuffle_merge.join(job, present, target, report)
         last = [target]
     for path in output.folder.glob("hashes-*.bin"):
         path.unlink(missing_ok=True)
-    results = [str(prefix) for prefix in last]
-    print(summary.card(totals, results, options.merge, options.append_eod, output.engine()))
+    print(summary.card(totals, last, options.merge, options.append_eod, output.engine()))
 
 
-def _shuffle(options: PreprocessOptions, job: TokenizeJob, totals: summary.Totals, locks: list[int]) -> list[Path]:
+def _shuffle(
+    options: PreprocessOptions, job: TokenizeJob, totals: summary.Totals, locks: list[int], stop: worker_pool.StopSign
+) -> list[Path]:
     assert options.shuffle_docs is not None
     made = _shuffled(options, job.output, totals.shards)
     left = [index for index, prefix in enumerate(made) if not is_complete(prefix)]
     if left and not (options.merge and is_complete(_joined(options))):
+        clear = partial(job.output.clear_unfinished, prefix=made.__getitem__)
         shuffle = shuffle_merge.Shuffle(job, options.shuffle_docs, not options.merge)
         with worker_pool.progress(totals.tokens * token_dtype(job.tokenizer.vocab_size).itemsize, "shuffling") as bar:
-            worker_pool.work(left, shuffle.run_task, shuffle.clear, options.workers, bar, locks, options.stop)
+            worker_pool.work(left, shuffle.run_task, clear, options.workers, bar, locks, stop)
     for unit in job.units:
         shuffle_merge.remove(job.prefix(unit.index))
     return made
@@ -291,8 +265,3 @@ def _shuffle(options: PreprocessOptions, job: TokenizeJob, totals: summary.Total
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def available_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0))

@@ -14,10 +14,7 @@ from tools.preprocess.output import (
     is_complete,
     read_unit,
     remove,
-    remove_torn,
-    remove_unfinished,
     saying_where_no_space_is,
-    shard_files,
 )
 from tools.preprocess.tokenize_unit import TokenizeJob
 from tools.preprocess.worker_pool import Report
@@ -76,14 +73,6 @@ class Shuffle:
                     gathered = np.concatenate(tokens)
                     writer.add_documents(gathered, lengths[piece])
                     report(gathered.nbytes, gathered.size)
-
-    def clear(self, unfinished: dict[int, int]) -> None:
-        """Remove what is half written. unfinished: process ids of workers that are gone, and their shards."""
-        remove_unfinished(
-            (path, process) for process, index in unfinished.items() for path in shard_files(self.prefix(index))
-        )
-        for index in unfinished.values():
-            remove_torn(self.prefix(index))
 
     def _locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Unit, first token and tokens of each of `documents` [n]; all [n] int64."""

@@ -86,7 +86,7 @@ def _hashes(path: Path, below: np.uint64, is_all: bool) -> np.ndarray:
     return found if is_all else found[found < below]
 
 
-def card(totals: Totals, results: list[str], is_pair: bool, eod: bool, engine: str | None) -> str:
+def card(totals: Totals, results: list[Path], is_pair: bool, eod: bool, engine: str | None) -> str:
     """What was made, line by line. engine: what encoded; None: not known."""
     text_tokens = totals.tokens - (totals.documents if eod else 0)
     about = "about " if totals.duplicates_estimated else ""

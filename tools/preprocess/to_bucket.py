@@ -4,9 +4,8 @@ A folder of its own below ``--work_dir`` keeps the work, so that a killed comman
 `X.json.uploaded` there says which manifest of a shard is in the bucket already. When all is there, the folder goes.
 """
 
-import fcntl
+import filecmp
 import hashlib
-import re
 import secrets
 import shutil
 from collections.abc import Callable
@@ -14,80 +13,72 @@ from pathlib import Path
 
 import platformdirs
 
-from data.bucket_shards import stem
-from data.inputs import work_folder
 from data.shards import bin_path, idx_path
 from program.buckets import client, names, transfer
 from program.errors import UserError
-from program.untrusted import InputError, read_text
+from program.locks import locked
 from tools.preprocess import worker_pool
+from tools.preprocess.options import PreprocessOptions
+from tools.preprocess.output import Output
 
-UPLOADED = ".uploaded"
 
-
-def make(url: str, work_dir: Path | None, overwrite: bool, jsonl_key: str, preprocess: Callable[[Path], None]) -> None:
-    """Run ``preprocess`` with a prefix on a disk, and move what it made to ``url``.
+def make(options: PreprocessOptions, preprocess: Callable[[Path], None]) -> None:
+    """Run ``preprocess`` with a prefix on a disk, and move what it made to ``options.output``.
 
     Raises UserError where the bucket cannot be written, before anything is read, or holds shards of that prefix from
     other work; and what ``preprocess`` raises.
     """
+    url = options.output
     if problem := names.problem(url):
         raise UserError(f"--output {problem}")
-    parent = work_dir or Path(platformdirs.user_cache_dir("triplane")) / "preprocess"
-    folder = parent.absolute() / f"{names.last(url)}-{_digest(url.encode())}"
-    prefix, ours = folder / names.last(url), _pattern(names.last(url), jsonl_key)
+    parent = options.work_dir or Path(platformdirs.user_cache_dir("triplane")) / "preprocess"
+    folder = parent.absolute() / f"{names.last(url)}-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}"
+    output = Output(folder / names.last(url))
     folder.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"--output {url}: another command makes it now, in {folder}.") from None
-        try:
+    try:
+        with locked(folder.with_name(f"{folder.name}.lock"), wait=False):
             _check_writable(url)
-            if not overwrite and not work_folder(prefix).is_dir() and (there := _there(url, ours)):
+            if not options.overwrite and not output.folder.is_dir() and (there := _there(output, options)):
                 raise UserError(f"--output {url}: {there[0]} is there already. Give another prefix, or --overwrite.")
-            preprocess(prefix)
-            _upload(prefix, url, ours, overwrite)
+            preprocess(output.prefix)
+            _upload(output, options)
             shutil.rmtree(folder)
-        except OSError as error:
-            raise UserError(f"--output {url}: {error.filename}: {error.strerror}.") from None
+    except BlockingIOError:
+        raise UserError(f"--output {url}: another command makes it now, in {folder}.") from None
+    except OSError as error:
+        raise UserError(f"--output {url}: {error.filename}: {error.strerror}.") from None
 
 
-def _pattern(name: str, jsonl_key: str) -> re.Pattern[str]:
-    """Of the shards' names, without their endings: as this command gives them, and no other prefix's."""
-    return re.compile(rf"{re.escape(name)}(-\d{{5,}}-of-\d{{5,}}(\.empty)?|_{re.escape(jsonl_key)}_document)")
-
-
-def _there(url: str, ours: re.Pattern[str]) -> list[str]:
+def _there(output: Output, options: PreprocessOptions) -> list[str]:
     """Objects of shards of this output."""
-    found = (one.url for one in client.listed(url) if names.parent(one.url) == names.parent(url))
-    return [one for one in found if stem(one) != one and ours.fullmatch(names.last(stem(one)))]
+    folder = names.parent(options.output)
+    found = (one.url for one in client.listed(options.output) if names.parent(one.url) == folder)
+    return [one for one in found if output.is_shard(names.last(one), options.jsonl_key)]
 
 
-def _upload(prefix: Path, url: str, ours: re.Pattern[str], overwrite: bool) -> None:
-    manifests = [one for one in sorted(prefix.parent.glob("*.json")) if ours.fullmatch(one.name.removesuffix(".json"))]
-    new = [one for one in manifests if _mark(one) != _digest(one.read_bytes())]
-    if overwrite:
-        current = {
-            names.joined(names.parent(url), file.name) for one in manifests if one not in new for file in _files(one)
-        }
-        stale = set(_there(url, ours)) - current
+def _upload(output: Output, options: PreprocessOptions) -> None:
+    url, here = names.parent(options.output), sorted(output.prefix.parent.glob("*.json"))
+    manifests = [one for one in here if output.is_shard(one.name, options.jsonl_key)]
+    new = [one for one in manifests if not _is_uploaded(one)]
+    if options.overwrite:
+        current = {names.joined(url, file.name) for one in manifests if one not in new for file in _files(one)}
+        stale = set(_there(output, options)) - current
         client.remove(sorted(stale, key=lambda one: not one.endswith(".json")))
-    files = [file for one in new for file in _files(one)]
-    with worker_pool.progress(sum(file.stat().st_size for file in files), "uploading") as bar:
+    with worker_pool.progress(sum(file.stat().st_size for one in new for file in _files(one)), "uploading") as bar:
         for manifest in new:
             for file in _files(manifest):
-                transfer.upload(file, names.joined(names.parent(url), file.name), bar.update)
-            manifest.with_name(manifest.name + UPLOADED).write_text(_digest(manifest.read_bytes()))
-    print(f"{len(manifests)} shard(s) are now at {url}")
+                transfer.upload(file, names.joined(url, file.name), bar.update)
+            shutil.copyfile(manifest, _uploaded(manifest))
+    print(f"{len(manifests)} shard(s) are now at {options.output}")
 
 
-def _mark(manifest: Path) -> str:
-    """Digest of the manifest that was uploaded last; "" where none was."""
-    try:
-        return read_text(manifest.with_name(manifest.name + UPLOADED), 100)
-    except (OSError, InputError):
-        return ""
+def _uploaded(manifest: Path) -> Path:
+    """A copy of the manifest that was uploaded last."""
+    return manifest.with_name(f"{manifest.name}.uploaded")
+
+
+def _is_uploaded(manifest: Path) -> bool:
+    return _uploaded(manifest).is_file() and filecmp.cmp(manifest, _uploaded(manifest), shallow=False)
 
 
 def _files(manifest: Path) -> list[Path]:
@@ -101,7 +92,3 @@ def _check_writable(url: str) -> None:
     probe = f"{url}.probe-{secrets.token_hex(4)}"
     client.write(probe, b"x")
     client.remove([probe])
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -18,10 +18,7 @@ from program.errors import printable
 from tools.preprocess.encoding import Encoding, UnitCounts
 from tools.preprocess.output import (
     Output,
-    remove_torn,
-    remove_unfinished,
     saying_where_no_space_is,
-    shard_files,
     write_whole,
 )
 from tools.preprocess.worker_pool import Report
@@ -62,16 +59,6 @@ class TokenizeJob:
                         raise _NoDocument
             except _NoDocument:
                 write_whole(empty_path(prefix), self._manifest(unit, writer, {}, seen, rejects).dump().encode())
-
-    def clear(self, unfinished: dict[int, int]) -> None:
-        """Remove what is half written. unfinished: process ids of workers that are gone, and their units."""
-        remove_unfinished(
-            (path, process)
-            for process, index in unfinished.items()
-            for path in (*shard_files(self.prefix(index)), self.output.hashes(index))
-        )
-        for index in unfinished.values():
-            remove_torn(self.prefix(index))
 
     def _write_documents(
         self, writer: ShardWriter, unit: Unit, seen: UnitCounts, rejects: Rejects, report: Report

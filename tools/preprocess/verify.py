@@ -1,14 +1,20 @@
 """Whether shards are what was written: every byte against the checksums in their manifests."""
 
+import functools
 import os
 import re
+import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.inputs import NUMBERED, SHARD_SUFFIXES, UNIT, check_counts, joined, only, resolve, work_folder
+from data import bucket_shards
+from data.config import path_of
+from data.inputs import SHARD_SUFFIXES, Numbers, check_counts, joined, numbered, numbers_of, only, resolve, work_folder
 from data.manifest import FileSum, damaged_blocks, is_manifest, manifest_path, read_manifest
 from data.shards import Shard, bin_path, idx_path
+from program.buckets import names, transfer
+from program.buckets.names import is_url
 from program.errors import UserError
 from tools.preprocess import worker_pool
 
@@ -23,16 +29,6 @@ EMPTY = ".empty.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """What the name of a shard says."""
-
-    whole: Path
-    """The prefix of all of them."""
-    index: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class ShardDamage:
     """What is damaged or lost."""
 
@@ -42,21 +38,42 @@ class ShardDamage:
     """File and range."""
 
 
-def verify(path: Path) -> list[ShardDamage]:
-    """What is damaged or lost. path: a prefix, one shard, or a folder of shards.
+def verify(path: str | Path) -> list[ShardDamage]:
+    """What is damaged or lost. path: a prefix, one shard, or a folder of shards; of those in a bucket one after another
+    comes to the disk, which needs room for the largest.
 
     Raises UserError where there is no shard, or what may not be read.
     """
     try:
-        prefixes, lost = _expected(path)
+        if is_url(str(path)):
+            return _verify_bucket(str(path))
+        prefixes, lost = _expected(path_of(path))
         for prefix in prefixes:
             _check_readable(prefix)
     except OSError as error:
         raise UserError(f"verify: {error.filename or path}: {error.strerror}.") from None
-    return verify_shards(prefixes, lost)
+    return _verify_shards(prefixes, lost)
 
 
-def verify_shards(prefixes: list[Path], lost: list[Path]) -> list[ShardDamage]:
+def _verify_bucket(url: str) -> list[ShardDamage]:
+    if problem := names.problem(url):
+        raise UserError(f"verify: {problem}")
+    shards = bucket_shards.shards_of(url)
+    if not shards:
+        raise UserError(f"verify: no .bin/.idx shards at {url}.")
+    lost = _lost_of({Path(one.removesuffix(".empty")) for one in shards})
+    found = [ShardDamage(one, f"{names.of_path(one)} is missing") for one in lost]
+    for stem in (one for one in shards if not one.endswith(".empty")):
+        with tempfile.TemporaryDirectory(prefix="triplane-verify-") as folder:
+            prefix = Path(folder) / names.last(stem)
+            for one in shards[stem]:
+                transfer.download(one, prefix.with_name(names.last(one.url)))
+            damage = _verify_shards([prefix], [])
+            found += [ShardDamage(Path(stem), one.what.replace(str(prefix), stem)) for one in damage]
+    return found
+
+
+def _verify_shards(prefixes: list[Path], lost: list[Path]) -> list[ShardDamage]:
     """What is damaged of shards, and that others are lost."""
     found = [ShardDamage(one, f"{one}.bin, .idx and .json are missing: lost, or not made yet") for one in lost]
     checked: list[tuple[Path, Path, FileSum]] = []
@@ -100,7 +117,7 @@ def how_to_fix(found: list[ShardDamage]) -> str:
 
 def _work_of(prefix: Path) -> Path | None:
     """The folder of the work that a shard is of, where it is there: by the shard's name."""
-    if numbers := _numbers(prefix):
+    if numbers := numbers_of(prefix):
         work = work_folder(numbers.whole)
         return work if work.is_dir() else None
     words = prefix.name.split("_")
@@ -110,16 +127,14 @@ def _work_of(prefix: Path) -> Path | None:
 
 def _lost_manifests(without: list[Path]) -> list[ShardDamage]:
     """Of shards without a manifest, those that had one; shards of Megatron have none."""
-    signs: dict[tuple[Path, int], Path | None] = {}  # a prefix may have thousands of shards
-    found = []
-    for prefix in without:
-        numbers = _numbers(prefix)
-        family = (numbers.whole, numbers.count) if numbers else (prefix, 0)
-        if family not in signs:
-            signs[family] = _sign_of_manifests(*family)
-        if sign := signs[family]:
-            found.append(ShardDamage(prefix, f"{manifest_path(prefix)} is missing: lost, as {sign.name} is there"))
-    return found
+    sign_of = functools.cache(_sign_of_manifests)  # a prefix may have thousands of shards
+    families = ((one, numbers_of(one) or Numbers(one, 0, 0)) for one in without)
+    signs = ((one, sign_of(numbers.whole, numbers.count)) for one, numbers in families)
+    return [
+        ShardDamage(one, f"{manifest_path(one)} is missing: lost, as {sign.name} is there")
+        for one, sign in signs
+        if sign
+    ]
 
 
 def _sign_of_manifests(whole: Path, count: int) -> Path | None:
@@ -128,11 +143,11 @@ def _sign_of_manifests(whole: Path, count: int) -> Path | None:
         return _work_of(whole)
     for file in sorted(whole.parent.glob("*.json")):
         prefix = file.with_name(file.name.removesuffix(".json").removesuffix(".empty"))
-        numbers = _numbers(prefix)
+        numbers = numbers_of(prefix)
         is_one = numbers is not None and (numbers.whole, numbers.count) == (whole, count)
         if is_one and (file.name.endswith(EMPTY) or is_manifest(file)):
             return file
-    return _work_of(whole.with_name(UNIT.format(name=whole.name, index=0, count=count)))
+    return _work_of(numbered(whole, 0, count))
 
 
 def _check_readable(prefix: Path) -> None:
@@ -159,7 +174,7 @@ def _expected(path: Path) -> tuple[list[Path], list[Path]]:
 def _expected_of(path: Path) -> tuple[list[Path], list[Path]]:
     """Of a prefix, or of one shard. What data.paths opens, and what it would if nothing were lost."""
     prefix = (path.with_suffix("") if path.suffix in SHARD_SUFFIXES else path).absolute()
-    numbers = _numbers(prefix)
+    numbers = numbers_of(prefix)
     start = numbers.whole.name if numbers else prefix.name
     there, lost = _present(prefix.parent, start) if prefix.parent.is_dir() else ([], [])
     if prefix in there or prefix in lost:
@@ -168,7 +183,7 @@ def _expected_of(path: Path) -> tuple[list[Path], list[Path]]:
         return [prefix], []
     if pair := only(prefix, [one for one in joined(prefix, (*SHARD_SUFFIXES, ".json")) if one in there]):
         return pair, []
-    named = {one: numbers for one in (*there, *lost) if (numbers := _numbers(one)) and numbers.whole == prefix}
+    named = {one: numbers for one in (*there, *lost) if (numbers := numbers_of(one)) and numbers.whole == prefix}
     check_counts(prefix, {numbers.count for numbers in named.values()})
     return [one for one in there if one in named], [one for one in lost if one in named]
 
@@ -178,33 +193,28 @@ def _present(folder: Path, start: str = "") -> tuple[list[Path], list[Path]]:
     files = [one for one in folder.iterdir() if one.name.startswith(start)]
     found = {prefix for one in files if (prefix := _prefix(one)) is not None}
     empty = {one.with_name(one.name.removesuffix(EMPTY)) for one in files if one.name.endswith(EMPTY)}
-    return sorted(found), lost_of(found | empty)
+    return sorted(found), _lost_of(found | empty)
 
 
-def lost_of(there: set[Path]) -> list[Path]:
+def _lost_of(there: set[Path]) -> list[Path]:
     """The shards that others by their `-of-00012` say should be there; none of a prefix whose shards were joined."""
     present: dict[tuple[Path, int], set[int]] = defaultdict(set)
-    for numbers in filter(None, map(_numbers, there)):
+    for numbers in filter(None, map(numbers_of, there)):
         present[numbers.whole, numbers.count].add(numbers.index)
     for (whole, count), indices in present.items():
         if count - len(indices) > MOST_LOST:
-            name = UNIT.format(name=whole.name, index=min(indices), count=count)
+            one = numbered(whole, min(indices), count)
             raise UserError(
-                f"verify: {whole.with_name(name)} is one of {count} by its name, and {len(indices)} are there: too "
-                "many are missing to name them. Rename it if its name is wrong, or verify single shards."
+                f"verify: {one} is one of {count} by its name, and {len(indices)} are there: too many are missing "
+                "to name them. Rename it if its name is wrong, or verify single shards."
             )
     return [
-        whole.with_name(UNIT.format(name=whole.name, index=index, count=count))
+        numbered(whole, index, count)
         for (whole, count), indices in sorted(present.items())
         if not joined(whole)
         for index in range(count)
         if index not in indices
     ]
-
-
-def _numbers(prefix: Path) -> Numbers | None:
-    matched = NUMBERED.fullmatch(prefix.name)
-    return Numbers(prefix.with_name(matched[1]), int(matched[2]), int(matched[3])) if matched else None
 
 
 def _prefix(file: Path) -> Path | None:

@@ -54,7 +54,8 @@ class StopSign:
 def work(
     tasks: list[int], run_task: Task, clear: Clear, workers: int, bar: tqdm, private: Iterable[int], stop: StopSign
 ) -> None:
-    """Do every task, the next one by the first free worker. private: descriptors that no worker may keep open.
+    """Do every task, the next one by the first free worker. workers: 0 is one for each CPU that may be used.
+    private: descriptors that no worker may keep open.
 
     However it ends, no worker is left, and nothing of theirs half written.
 
@@ -66,7 +67,7 @@ def work(
     tokens = 0
     try:
         process: BaseProcess
-        for _ in range(min(workers, len(tasks))):
+        for _ in range(min(workers or len(os.sched_getaffinity(0)), len(tasks))):
             ours, theirs = context.Pipe()
             others = [ours.fileno(), *(one.fileno() for one in busy), *private]
             process = context.Process(target=_worker, args=(theirs, run_task, os.getpid(), others), daemon=True)

@@ -116,7 +116,8 @@ def test_the_rows_of_a_dataset_are_asked_for_once(tmp_path, monkeypatch):
 
     asked = []
     monkeypatch.setattr(hub, "ROWS", 100)
-    monkeypatch.setattr(estimate, "_step_rows", lambda *name: asked.append(name) or hub.step_rows(*name))
+    step_rows = hub.step_rows
+    monkeypatch.setattr(hub, "step_rows", lambda *name: asked.append(name) or step_rows(*name))
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "set")
     divided = units.divide(inputs.find((str(tmp_path / "set"),)), 1 << 20)
     assert estimate.extent(divided).rows == len(TEXTS)
