@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ def read(path: Path, is_latest: bool = False) -> Checkpoint:
             about = read_manifest(path).about
         except DamagedError:
             status = "damaged"
-    state, config = _json(path / folders.STATE), _toml(path / CONFIG)
+    state, config = _table(read_json, path / folders.STATE), _table(read_toml, path / CONFIG)
     samples = _whole(about.get("consumed_samples", _within(state, "progress").get("consumed_samples")))
     length = _whole(_within(config, "model").get("seq_length"))
     tokens = None
@@ -156,16 +156,10 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _table(read: Callable[..., Any], path: Path) -> dict[str, Any]:
+    """Empty where there is none that can be read."""
     try:
-        return read_json(path, dict[str, Any])
-    except (OSError, InputError):
-        return {}
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return read_toml(path, dict[str, Any])
+        return dict(read(path, dict[str, Any]))
     except (OSError, InputError):
         return {}
 
