@@ -14,11 +14,16 @@ MOST_NUMBERS = 1_000_000
 """That wait for a sink, some 100 MB. A line has about 30, and one for each expert of each block."""
 
 
-class Inner(Protocol):
-    """What is run in the background; see ``sinks.Sink``."""
+class Sink(Protocol):
+    """Somewhere a logged iteration's numbers go."""
 
-    def write(self, iteration: int, values: Values) -> None: ...
-    def close(self) -> None: ...
+    def write(self, iteration: int, values: Values) -> None:
+        """Take the numbers of ``iteration``, by their key in metrics.jsonl (docs/metrics.md)."""
+        ...
+
+    def close(self) -> None:
+        """Bring what was written to where it belongs; no write follows."""
+        ...
 
 
 class BackgroundSink:
@@ -31,7 +36,7 @@ class BackgroundSink:
     def __init__(
         self,
         name: str,
-        open_inner: Callable[[], Inner],
+        open_inner: Callable[[], Sink],
         say: Callable[[str], None],
         close_timeout_s: float = 45.0,
         beat: Callable[[], None] = lambda: None,
@@ -93,7 +98,7 @@ class BackgroundSink:
             self._waiting += numbers if room else 0
         return room
 
-    def _work(self, open_inner: Callable[[], Inner]) -> None:
+    def _work(self, open_inner: Callable[[], Sink]) -> None:
         try:
             inner = open_inner()
             for iteration, values, numbers in iter(self._lines.get, None):

@@ -4,50 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
 
-from training.metrics.background import BackgroundSink
+from training.config.log_config import LogConfig
+from training.metrics.background import BackgroundSink, Sink
 from training.metrics.console import ConsoleSink
 from training.metrics.jsonl import JsonlSink
 from training.metrics.prometheus import PrometheusSink, RunCollector
-from training.metrics.registry import Names
 from training.metrics.trackers import MlflowSink, TensorBoardSink, WandbSink
 from training.metrics.values import Values
-
-
-class Sink(Protocol):
-    """Somewhere a logged iteration's numbers go."""
-
-    def write(self, iteration: int, values: Values) -> None:
-        """Take the numbers of ``iteration``, by their key in metrics.jsonl (docs/metrics.md)."""
-        ...
-
-    def close(self) -> None:
-        """Bring what was written to where it belongs; no write follows."""
-        ...
-
-
-class LogSettings(Protocol):
-    """What is read of the configuration's ``log`` section."""
-
-    @property
-    def names(self) -> Names: ...
-    @property
-    def tensorboard(self) -> bool: ...
-    @property
-    def wandb(self) -> Literal["off", "offline", "online"]: ...
-    @property
-    def wandb_project(self) -> str: ...
-    @property
-    def wandb_name(self) -> str | None: ...
-    @property
-    def mlflow(self) -> str: ...
-    @property
-    def mlflow_experiment(self) -> str: ...
-    @property
-    def prometheus(self) -> str: ...
-    @property
-    def endpoint(self) -> tuple[str, int] | None: ...
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -84,7 +48,7 @@ class Sinks:
 
 def open_sinks(
     run_dir: Path,
-    log: LogSettings,
+    log: LogConfig,
     facts: RunFacts,
     console: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
@@ -102,7 +66,7 @@ def open_sinks(
 
 
 def in_background(
-    run_dir: Path, log: LogSettings, facts: RunFacts, console: Callable[[str], None]
+    run_dir: Path, log: LogConfig, facts: RunFacts, console: Callable[[str], None]
 ) -> Iterator[tuple[str, Callable[[], Sink]]]:
     """Name and opener of each sink that may be slow, hang or fail."""
     if log.tensorboard:
