@@ -1,4 +1,4 @@
-"""What a program prints for people: tables, and a reader that leaves early."""
+"""What a program prints for people: tables, long lists cut short, and a reader that leaves early."""
 
 import contextlib
 import os
@@ -14,6 +14,12 @@ def for_a_reader() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:  # what is still buffered would fail once more at the interpreter's end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first few, and how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (), indent: str = "  ") -> list[str]:

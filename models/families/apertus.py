@@ -2,23 +2,20 @@
 
 import dataclasses
 import re
-from typing import Any
 
 from models.families.base import (
     ATTENTION,
     ATTENTION_BIAS,
-    LLAMA_DEFAULTS,
     LLAMA_HEADS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
     LLAMA_WHOLE,
     UNGATED_MLP,
+    like_llama,
     llama,
     tiny,
 )
 from models.hf.block_parts import rotary
-from models.hf.config_parts import tied
-from models.hf.keys import Architecture, Config
+from models.hf.config_parts import rope_unless_told, tied
+from models.hf.keys import Architecture
 from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
@@ -62,21 +59,13 @@ STRETCHED = {
 """What transformers takes where a file says nothing."""
 
 
-def read_rope(left: Config, fields: dict[str, Any]) -> None:
-    """Stretched, unless a file says otherwise."""
-    if left.get("rope_parameters") is None and left.get("rope_scaling") is None:
-        left["rope_parameters"] = STRETCHED
-    READ_ROPE(left, fields)
-
-
 ARCHITECTURES: dict[str, Architecture] = {
-    "apertus": Architecture(
-        model_class="ApertusForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
+    "apertus": like_llama(
+        "ApertusForCausalLM",
+        defaults={"rms_norm_eps": 1e-5},
         switches={"hidden_act": ("xielu",), "mlp_bias": (False,), "qk_norm": (True,), "post_norm": (False,)},
-        implied=LLAMA_IMPLIED | {"activation": "xielu", "qk_layernorm": True},
-        parts=(LLAMA_HEADS, (read_rope, WRITE_ROPE), tied(False), ATTENTION_BIAS),
+        implied={"activation": "xielu", "qk_layernorm": True},
+        parts=(LLAMA_HEADS, (rope_unless_told(STRETCHED, READ_ROPE), WRITE_ROPE), tied(False), ATTENTION_BIAS),
     ),
 }
 

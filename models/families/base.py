@@ -3,11 +3,14 @@ names of their tensors.
 """
 
 import dataclasses
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from models.hf import rope
 from models.hf.block_parts import bias_switches, switched_windows
 from models.hf.config_parts import heads, read_rope
+from models.hf.keys import Architecture, Config, Read, Write, take_bool
 from models.hf.row_layouts import Table, by_group, experts, same, stacked
 from models.hf.row_layouts import vocabulary as vocab
 from models.shapes import GPTShape
@@ -84,13 +87,60 @@ LLAMA_IMPLIED = {
     "hidden_dropout": 0.0,
 }
 LLAMA_SWITCHES: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",)}
-UNBIASED = LLAMA_SWITCHES | {"attention_bias": (False,)}
+EXPERT_NUMBERS = {"num_experts_per_tok": "moe_router_topk", "router_aux_loss_coef": "moe_aux_loss_coeff"}
+LOCAL_EXPERT_NUMBERS = {"num_local_experts": "num_moe_experts"} | EXPERT_NUMBERS
+QWEN_EXPERT_NUMBERS = {
+    "moe_intermediate_size": "moe_ffn_hidden_size",
+    "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+} | EXPERT_NUMBERS
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def like_llama(
+    model_class: str,
+    *,
+    numbers: Mapping[str, str] = NOTHING,
+    defaults: Mapping[str, Any] = NOTHING,
+    switches: Mapping[str, tuple[Any, ...]] = NOTHING,
+    implied: Mapping[str, Any] = NOTHING,
+    aliases: Mapping[str, str] = NOTHING,
+    without: Collection[str] = (),
+    parts: tuple[tuple[Read, Write], ...],
+) -> Architecture:
+    """Llama's keys, and what else a class has beside them, or in their place.
+
+    without: Llama's keys and fields that it does not have.
+    """
+
+    def beside(llamas: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in llamas.items() if key not in without} | dict(own)
+
+    return Architecture(
+        model_class=model_class,
+        numbers=beside(LLAMA_NUMBERS, numbers),
+        defaults=beside(LLAMA_DEFAULTS, defaults),
+        switches=beside(LLAMA_SWITCHES, switches),
+        implied=beside(LLAMA_IMPLIED, implied),
+        aliases=aliases,
+        parts=parts,
+    )
+
+
+def linear_biases(default: bool) -> tuple[Read, Write]:
+    """``use_bias``: of all linear layers."""
+
+    def read(left: Config, fields: dict[str, Any]) -> None:
+        fields["add_bias_linear"] = take_bool(left, "use_bias", default)
+
+    return read, lambda shape: {"use_bias": shape.add_bias_linear}
+
+
+UNBIASED = {"attention_bias": (False,)}
 LLAMA_HEADS, HEADS, WIDE_HEADS = heads(("num_key_value_heads", "head_dim")), heads(("head_dim",)), heads(())
 ROPE = (read_rope, rope.write)
 SWITCHED_WINDOWS, WINDOWS_EVERYWHERE = switched_windows(), switched_windows(everywhere=True)
 ATTENTION_BIAS, LLAMA_BIASES = bias_switches("attention_bias"), bias_switches("attention_bias", mlp="mlp_bias")
 
-LAYERNORM_IMPLIED = LLAMA_IMPLIED | {"normalization": "LayerNorm"}
 
 LLAMA_WHOLE = {
     "word_embeddings.weight": vocab("model.embed_tokens.weight"),

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import LLAMA, LLAMA_DEFAULTS, LLAMA_IMPLIED, LLAMA_NUMBERS, UNBIASED, WIDE_HEADS, llama, tiny
+from models.families.base import LLAMA, UNBIASED, WIDE_HEADS, like_llama, llama, tiny
 from models.hf import rope
 from models.hf.block_parts import layer_windows
-from models.hf.config_parts import WHOLE, WINDOWED, read_rope, tied
+from models.hf.config_parts import WHOLE, WINDOWED, rope_unless_told, tied
 from models.hf.keys import Architecture, Config
 from models.hf.row_layouts import Table
 from models.shapes import GPTShape
@@ -57,20 +57,12 @@ def _read_windows(left: Config, fields: dict[str, Any]) -> None:
     _READ_WINDOWS(left, fields)
 
 
-def _read_rope(left: Config, fields: dict[str, Any]) -> None:
-    if all(left.get(key) is None for key in ("rope_parameters", "rope_scaling")):
-        left["rope_parameters"] = _UNTOLD
-    read_rope(left, fields)
-
-
 ARCHITECTURES: dict[str, Architecture] = {
-    "cwm": Architecture(
-        model_class="CwmForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
+    "cwm": like_llama(
+        "CwmForCausalLM",
+        defaults={"rms_norm_eps": 1e-5},
         switches=UNBIASED | {"mlp_bias": (False,)},
-        implied=LLAMA_IMPLIED,
-        parts=(WIDE_HEADS, (_read_rope, rope.write), tied(False), (_read_windows, _WRITE_WINDOWS)),
+        parts=(WIDE_HEADS, (rope_unless_told(_UNTOLD), rope.write), tied(False), (_read_windows, _WRITE_WINDOWS)),
     ),
 }
 

@@ -3,18 +3,7 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import (
-    EXPERTS,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_WHOLE,
-    MLP,
-    ROPE,
-    UNBIASED,
-    llama,
-    tiny,
-)
+from models.families.base import EXPERTS, LLAMA_WHOLE, MLP, ROPE, UNBIASED, like_llama, llama, tiny
 from models.hf.config_parts import tied
 from models.hf.deepseek import (
     V2_DEFAULTS,
@@ -163,7 +152,7 @@ TINY: dict[str, GPTShape] = {
 }
 
 
-_DEEPSEEK_NUMBERS = LLAMA_NUMBERS | {
+_DEEPSEEK_NUMBERS = {
     "kv_lora_rank": "kv_lora_rank",
     "qk_nope_head_dim": "qk_head_dim",
     "qk_rope_head_dim": "qk_pos_emb_head_dim",
@@ -173,8 +162,9 @@ _DEEPSEEK_NUMBERS = LLAMA_NUMBERS | {
     "num_experts_per_tok": "moe_router_topk",
     "routed_scaling_factor": "moe_router_topk_scaling_factor",
 }
+MTP_DEPTHS = (read_mtp, lambda shape: {"num_nextn_predict_layers": shape.mtp_num_layers})
 V3_ALIASES = {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"}
-_DEEPSEEK_IMPLIED = LLAMA_IMPLIED | {
+_DEEPSEEK_IMPLIED = {
     "multi_latent_attention": True,
     "qk_layernorm": True,
     "moe_router_load_balancing_type": "seq_aux_loss",
@@ -201,6 +191,7 @@ LATENT_ATTENTION = {
 
 # DeepSeek-V3's README_WEIGHTS.md: the block after the last is that of multi-token prediction; it holds the embedding
 # and the output layer once more.
+MTP_COPIES = {"embed_tokens.weight": "word_embeddings.weight", "shared_head.head.weight": "output_layer.weight"}
 MTP = {
     "enorm.weight": same("enorm.weight"),
     "hnorm.weight": same("hnorm.weight"),
@@ -210,10 +201,10 @@ MTP = {
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "deepseek_v2": Architecture(
-        model_class="DeepseekV2ForCausalLM",
+    "deepseek_v2": like_llama(
+        "DeepseekV2ForCausalLM",
         numbers=_DEEPSEEK_NUMBERS,
-        defaults=LLAMA_DEFAULTS | {"routed_scaling_factor": 1.0},
+        defaults={"routed_scaling_factor": 1.0},
         switches=UNBIASED
         | {
             "mlp_bias": (False,),
@@ -225,10 +216,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         aliases={"num_experts": "n_routed_experts"},
         parts=(*_DEEPSEEK_PARTS, deepseek_experts(V2_DEFAULTS), (read_v2_choice, write_v2_choice)),
     ),
-    "deepseek_v3": Architecture(
-        model_class="DeepseekV3ForCausalLM",
+    "deepseek_v3": like_llama(
+        "DeepseekV3ForCausalLM",
         numbers=_DEEPSEEK_NUMBERS,
-        defaults=LLAMA_DEFAULTS | {"routed_scaling_factor": 2.5},
+        defaults={"routed_scaling_factor": 2.5},
         switches=UNBIASED
         | {
             "moe_layer_freq": (1,),
@@ -249,7 +240,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             *_DEEPSEEK_PARTS,
             deepseek_experts(V3_DEFAULTS),
             (read_v3_choice, lambda _: {}),
-            (read_mtp, lambda shape: {"num_nextn_predict_layers": shape.mtp_num_layers}),
+            MTP_DEPTHS,
             (read_quantization, lambda _: {}),
         ),
     ),
@@ -265,10 +256,7 @@ TABLES: dict[str, Table] = {
     "deepseek_v3": Table(
         LLAMA_WHOLE,
         LATENT_ATTENTION | MLP | EXPERTS | MTP,
-        mtp_copies={
-            "embed_tokens.weight": "word_embeddings.weight",
-            "shared_head.head.weight": "output_layer.weight",
-        },
+        mtp_copies=MTP_COPIES,
     ),
 }
 TABLES["kimi_k2"] = TABLES["deepseek_v3"]

@@ -3,18 +3,7 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import (
-    ATTENTION,
-    EXPERTS,
-    HEADS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    LLAMA_WHOLE,
-    MLP,
-    llama,
-    tiny,
-)
+from models.families.base import ATTENTION, EXPERTS, HEADS, LLAMA_WHOLE, MLP, like_llama, llama, tiny
 from models.hf.block_parts import rotary
 from models.hf.config_parts import COUNT, TOKENS, freq, tied
 from models.hf.keys import Architecture, Config, Unsupported, pop_number
@@ -55,9 +44,6 @@ TINY: dict[str, GPTShape] = {
 }
 
 
-_NUMBERS = {key: ours for key, ours in LLAMA_NUMBERS.items() if ours != "attention_dropout"}  # the class has none
-
-
 def _read(left: Config, fields: dict[str, Any]) -> None:
     """Which blocks have experts, and how many of them all tokens meet."""
     blocks = fields["num_layers"]
@@ -88,10 +74,10 @@ def _write(shape: GPTShape) -> Config:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "ernie4_5_moe": Architecture(
-        model_class="Ernie4_5_MoeForCausalLM",
-        numbers=_NUMBERS
-        | {
+    "ernie4_5_moe": like_llama(
+        "Ernie4_5_MoeForCausalLM",
+        without=("attention_dropout",),
+        numbers={
             "moe_num_experts": "num_moe_experts",
             "moe_intermediate_size": "moe_ffn_hidden_size",
             "moe_k": "moe_router_topk",
@@ -99,16 +85,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         defaults={
             "rms_norm_eps": 1e-5,
-            "initializer_range": 0.02,
             "moe_num_experts": 64,
             "moe_intermediate_size": 1536,
             "moe_k": 6,
             "router_aux_loss_coef": 0.001,
         },
-        switches=LLAMA_SWITCHES
-        | {"use_bias": (False,), "moe_gate": ("topk",), "moe_use_aux_free": (True,), "use_rmsnorm": (True,)},
-        implied=LLAMA_IMPLIED
-        | {
+        switches={"use_bias": (False,), "moe_gate": ("topk",), "moe_use_aux_free": (True,), "use_rmsnorm": (True,)},
+        implied={
             "attention_dropout": 0.0,
             "rotary_interleaved": True,
             "moe_router_enable_expert_bias": True,

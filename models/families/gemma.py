@@ -3,19 +3,7 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import (
-    ATTENTION,
-    ATTENTION_BIAS,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_WHOLE,
-    MLP,
-    ROPE,
-    WIDE_HEADS,
-    llama,
-    tiny,
-)
+from models.families.base import ATTENTION, ATTENTION_BIAS, LLAMA_WHOLE, MLP, ROPE, WIDE_HEADS, like_llama, llama, tiny
 from models.hf.block_parts import layer_windows, read_softcap, rotary_by_window
 from models.hf.config_parts import heads, tied
 from models.hf.keys import Architecture, Config, Unsupported, pop_number
@@ -114,7 +102,7 @@ TINY: dict[str, GPTShape] = {
 }  # fmt: skip
 
 
-_IMPLIED = LLAMA_IMPLIED | {"activation": "geglu", "layernorm_zero_centered_gamma": True}
+_IMPLIED = {"activation": "geglu", "layernorm_zero_centered_gamma": True}
 _BOTH = _IMPLIED | {"norm_placement": "both"}
 _TANH = ("gelu_pytorch_tanh",)
 SCALAR = Span(1, HEADS.most, whole=True)
@@ -160,18 +148,14 @@ def read_final_cap(left: Config, fields: dict[str, Any]) -> None:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "gemma": Architecture(
-        model_class="GemmaForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS,
+    "gemma": like_llama(
+        "GemmaForCausalLM",
         switches={"hidden_act": _TANH, "use_bidirectional_attention": (None, False)},
         implied=_IMPLIED,
         parts=(WIDE_HEADS, ROPE, tied(True), ATTENTION_BIAS, (read_gemma, lambda _: {})),
     ),
-    "gemma2": Architecture(
-        model_class="Gemma2ForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS,
+    "gemma2": like_llama(
+        "Gemma2ForCausalLM",
         switches={
             "hidden_activation": _TANH,
             "hidden_act": (None, *_TANH),
@@ -188,12 +172,9 @@ ARCHITECTURES: dict[str, Architecture] = {
             (read_caps, write_caps),
         ),
     ),
-    "gemma3_text": Architecture(
-        model_class="Gemma3ForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        # the text_config of the 4B, the 12B and the 27B has what differs from these alone
-        defaults=LLAMA_DEFAULTS
-        | {
+    "gemma3_text": like_llama(
+        "Gemma3ForCausalLM",
+        defaults={
             "vocab_size": 262_208,
             "hidden_size": 2304,
             "intermediate_size": 9216,

@@ -2,18 +2,7 @@
 
 import dataclasses
 
-from models.families.base import (
-    ATTENTION,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    LLAMA_WHOLE,
-    MLP,
-    WIDE_HEADS,
-    llama,
-    tiny,
-)
+from models.families.base import ATTENTION, LLAMA_WHOLE, MLP, WIDE_HEADS, like_llama, llama, tiny
 from models.hf.block_parts import bias_switches, rotary
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture
@@ -49,12 +38,11 @@ PUBLISHED: dict[str, GPTShape] = {
 TINY: dict[str, GPTShape] = {"glm4_tiny": tiny(PUBLISHED["glm4_9b"])}
 
 
-_GLM = Architecture(
-    model_class="GlmForCausalLM",
-    numbers=LLAMA_NUMBERS,
-    defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1.5625e-07},
-    switches=LLAMA_SWITCHES | {"attention_out_bias": (None, False)},
-    implied=LLAMA_IMPLIED | {"rotary_interleaved": True},
+_GLM = like_llama(
+    "GlmForCausalLM",
+    defaults={"rms_norm_eps": 1.5625e-07},
+    switches={"attention_out_bias": (None, False)},
+    implied={"rotary_interleaved": True},
     parts=(
         WIDE_HEADS,
         rotary(share=0.5),

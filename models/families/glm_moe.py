@@ -3,23 +3,11 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import (
-    ATTENTION,
-    EXPERTS,
-    HEADS,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    LLAMA_WHOLE,
-    MLP,
-    llama,
-    tiny,
-)
-from models.families.deepseek import MTP, V3_ALIASES
+from models.families.base import ATTENTION, EXPERTS, HEADS, LLAMA_WHOLE, MLP, like_llama, llama, tiny
+from models.families.deepseek import MTP, MTP_COPIES, MTP_DEPTHS, V3_ALIASES
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
-from models.hf.deepseek import deepseek_experts, read_mtp, read_v3_choice
+from models.hf.deepseek import deepseek_experts, read_v3_choice
 from models.hf.keys import Architecture, Config, take_bool
 from models.hf.row_layouts import Table
 from models.shapes import GPTShape
@@ -94,26 +82,23 @@ def _write(shape: GPTShape) -> Config:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "glm4_moe": Architecture(
-        model_class="Glm4MoeForCausalLM",
-        numbers=LLAMA_NUMBERS
-        | {
+    "glm4_moe": like_llama(
+        "Glm4MoeForCausalLM",
+        numbers={
             "n_routed_experts": "num_moe_experts",
             "moe_intermediate_size": "moe_ffn_hidden_size",
             "num_experts_per_tok": "moe_router_topk",
             "routed_scaling_factor": "moe_router_topk_scaling_factor",
         },
-        defaults=LLAMA_DEFAULTS
-        | {
+        defaults={
             "rms_norm_eps": 1e-5,
             "n_routed_experts": 128,
             "moe_intermediate_size": 1408,
             "num_experts_per_tok": 8,
             "routed_scaling_factor": 1.0,
         },
-        switches=LLAMA_SWITCHES | {"norm_topk_prob": (True,)},
-        implied=LLAMA_IMPLIED
-        | {
+        switches={"norm_topk_prob": (True,)},
+        implied={
             "moe_router_score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
             "moe_router_load_balancing_type": "seq_aux_loss",
@@ -128,7 +113,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             tied(False),
             deepseek_experts(_EXPERT_DEFAULTS),
             (read_v3_choice, lambda _: {}),
-            (read_mtp, lambda shape: {"num_nextn_predict_layers": shape.mtp_num_layers}),
+            MTP_DEPTHS,
         ),
     ),
 }
@@ -137,9 +122,6 @@ TABLES: dict[str, Table] = {
     "glm4_moe": Table(
         LLAMA_WHOLE,
         ATTENTION | MLP | EXPERTS | MTP,
-        mtp_copies={
-            "embed_tokens.weight": "word_embeddings.weight",
-            "shared_head.head.weight": "output_layer.weight",
-        },
+        mtp_copies=MTP_COPIES,
     ),
 }

@@ -3,20 +3,10 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import (
-    ATTENTION,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    LLAMA_WHOLE,
-    ROPE,
-    WIDE_HEADS,
-    llama,
-    tiny,
-)
+from models.families.base import ATTENTION, LLAMA_WHOLE, LOCAL_EXPERT_NUMBERS, WIDE_HEADS, like_llama, llama, tiny
+from models.hf import rope
 from models.hf.block_parts import layer_windows
-from models.hf.config_parts import tied
+from models.hf.config_parts import rope_unless_told, tied
 from models.hf.keys import Architecture, Config, Unsupported, is_one_of
 from models.hf.row_layouts import Table, fused_expert_biases, fused_experts, same
 from models.shapes import GPTShape
@@ -92,8 +82,6 @@ _ROPE = {
 def _read(left: Config, fields: dict[str, Any]) -> None:
     """Experts, positions that are left out, and copies of other numbers."""
     fields["moe_ffn_hidden_size"] = fields["ffn_hidden_size"]
-    if left.get("rope_parameters") is None and left.get("rope_scaling") is None:
-        left["rope_parameters"] = _ROPE
     left.pop("initial_context_length", None)  # original_max_position_embeddings says it
     topk = fields["moe_router_topk"]
     if not is_one_of(found := left.pop("experts_per_token", topk), (topk, None)):
@@ -117,20 +105,12 @@ def _read_quantization(left: Config, fields: dict[str, Any]) -> None:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "gpt_oss": Architecture(
-        model_class="GptOssForCausalLM",
-        numbers=LLAMA_NUMBERS
-        | {
-            "num_local_experts": "num_moe_experts",
-            "num_experts_per_tok": "moe_router_topk",
-            "router_aux_loss_coef": "moe_aux_loss_coeff",
-            "swiglu_limit": "activation_func_clamp_value",
-        },
-        defaults=LLAMA_DEFAULTS
-        | {"rms_norm_eps": 1e-5, "num_experts_per_tok": 4, "router_aux_loss_coef": 0.001, "swiglu_limit": 7.0},
-        switches=LLAMA_SWITCHES | {"attention_bias": (True,), "swiglu_alpha": (1.702,)},
-        implied=LLAMA_IMPLIED
-        | {
+    "gpt_oss": like_llama(
+        "GptOssForCausalLM",
+        numbers=LOCAL_EXPERT_NUMBERS | {"swiglu_limit": "activation_func_clamp_value"},
+        defaults={"rms_norm_eps": 1e-5, "num_experts_per_tok": 4, "router_aux_loss_coef": 0.001, "swiglu_limit": 7.0},
+        switches={"attention_bias": (True,), "swiglu_alpha": (1.702,)},
+        implied={
             "activation": "quick_geglu",
             "glu_linear_offset": 1.0,
             "add_bias_linear": True,
@@ -141,7 +121,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         parts=(
             WIDE_HEADS,
             (_read, _write),
-            ROPE,
+            (rope_unless_told(_ROPE), rope.write),
             layer_windows(128, pattern=2),
             tied(False),
             (_read_quantization, lambda _: {}),

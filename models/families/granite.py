@@ -2,18 +2,7 @@
 
 import dataclasses
 
-from models.families.base import (
-    LLAMA,
-    LLAMA_BIASES,
-    LLAMA_DEFAULTS,
-    LLAMA_HEADS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    ROPE,
-    llama,
-    tiny,
-)
+from models.families.base import LLAMA, LLAMA_BIASES, LLAMA_HEADS, ROPE, like_llama, llama, tiny
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture, Config
 from models.hf.row_layouts import Table
@@ -55,19 +44,17 @@ def write_scale(shape: GPTShape) -> Config:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "granite": Architecture(
-        model_class="GraniteForCausalLM",
-        numbers=LLAMA_NUMBERS
-        | {
+    "granite": like_llama(
+        "GraniteForCausalLM",
+        numbers={
             "embedding_multiplier": "embedding_multiplier",
             "logits_scaling": "logits_scaling",
             "residual_multiplier": "residual_multiplier",
             "attention_multiplier": "softmax_scale",
         },
-        defaults=LLAMA_DEFAULTS
-        | dict.fromkeys(("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), 1.0),
-        switches=LLAMA_SWITCHES,
-        implied=LLAMA_IMPLIED,
+        defaults=dict.fromkeys(
+            ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), 1.0
+        ),
         parts=(LLAMA_HEADS, ROPE, tied(False), LLAMA_BIASES, (lambda *_: None, write_scale)),
     ),
 }

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import LLAMA, LLAMA_DEFAULTS, LLAMA_IMPLIED, LLAMA_NUMBERS, UNBIASED, WIDE_HEADS, llama, tiny
+from models.families.base import LLAMA, UNBIASED, WIDE_HEADS, like_llama, llama, tiny
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture, Config, Unsupported
@@ -32,12 +32,11 @@ def _check_heads(left: Config, fields: dict[str, Any]) -> None:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "helium": Architecture(
-        model_class="HeliumForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-8},
+    "helium": like_llama(
+        "HeliumForCausalLM",
+        defaults={"rms_norm_eps": 1e-8},
         switches=UNBIASED | {"mlp_bias": (False,)},
-        implied=LLAMA_IMPLIED | {"rotary_interleaved": True},
+        implied={"rotary_interleaved": True},
         parts=(WIDE_HEADS, (_check_heads, lambda shape: {}), rotary(theta=100_000.0), tied(False)),
     ),
 }

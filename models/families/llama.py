@@ -2,18 +2,7 @@
 
 import dataclasses
 
-from models.families.base import (
-    LLAMA,
-    LLAMA_BIASES,
-    LLAMA_DEFAULTS,
-    LLAMA_HEADS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    ROPE,
-    llama,
-    tiny,
-)
+from models.families.base import LLAMA, LLAMA_BIASES, LLAMA_HEADS, ROPE, like_llama, llama, tiny
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture
 from models.hf.row_layouts import Table
@@ -72,14 +61,7 @@ TINY: dict[str, GPTShape] = {
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(
-        model_class="LlamaForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS,
-        switches=LLAMA_SWITCHES,
-        implied=LLAMA_IMPLIED,
-        parts=(LLAMA_HEADS, ROPE, tied(False), LLAMA_BIASES),
-    ),
+    "llama": like_llama("LlamaForCausalLM", parts=(LLAMA_HEADS, ROPE, tied(False), LLAMA_BIASES)),
 }
 
 TABLES: dict[str, Table] = {

@@ -3,18 +3,7 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import (
-    ATTENTION,
-    ATTENTION_BIAS,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    LLAMA_WHOLE,
-    WIDE_HEADS,
-    llama,
-    tiny,
-)
+from models.families.base import ATTENTION, ATTENTION_BIAS, LLAMA_WHOLE, WIDE_HEADS, like_llama, llama, tiny
 from models.hf.block_parts import rotary
 from models.hf.config_parts import TOKENS, WHOLE, freq, tied
 from models.hf.keys import Architecture, Config, Unsupported, pop_number, take_bool, take_list
@@ -145,26 +134,22 @@ def _write(shape: GPTShape) -> Config:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama4_text": Architecture(
-        model_class="Llama4ForCausalLM",
-        numbers=LLAMA_NUMBERS
-        | {
+    "llama4_text": like_llama(
+        "Llama4ForCausalLM",
+        numbers={
             "intermediate_size": "moe_ffn_hidden_size",
             "intermediate_size_mlp": "ffn_hidden_size",
             "num_local_experts": "num_moe_experts",
             "router_aux_loss_coef": "moe_aux_loss_coeff",
         },
-        defaults=LLAMA_DEFAULTS
-        | {
+        defaults={
             "rms_norm_eps": 1e-5,
             "intermediate_size_mlp": 16384,
             "num_local_experts": 16,
             "router_aux_loss_coef": 0.001,
         },
-        # Of several experts, transformers' weights would not sum to 1, and megatron-core's do.
-        switches=LLAMA_SWITCHES | {"num_experts_per_tok": (1,), "router_jitter_noise": (0.0,)},
-        implied=LLAMA_IMPLIED
-        | {
+        switches={"num_experts_per_tok": (1,), "router_jitter_noise": (0.0,)},
+        implied={
             "rotary_interleaved": True,
             "moe_router_topk": 1,
             "moe_router_score_function": "sigmoid",

@@ -3,17 +3,7 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import (
-    ATTENTION,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    LLAMA_WHOLE,
-    WIDE_HEADS,
-    llama,
-    tiny,
-)
+from models.families.base import ATTENTION, LLAMA_WHOLE, LOCAL_EXPERT_NUMBERS, WIDE_HEADS, like_llama, llama, tiny
 from models.families.mistral import MIXTRAL_EXPERTS
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
@@ -94,18 +84,12 @@ def _write(shape: GPTShape) -> Config:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "minimax_m2": Architecture(
-        model_class="MiniMaxM2ForCausalLM",
-        numbers=LLAMA_NUMBERS
-        | {
-            "num_local_experts": "num_moe_experts",
-            "num_experts_per_tok": "moe_router_topk",
-            "router_aux_loss_coef": "moe_aux_loss_coeff",
-        },
-        defaults=LLAMA_DEFAULTS | {"num_local_experts": 256, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
-        switches=LLAMA_SWITCHES | {"router_jitter_noise": (0.0,)},
-        implied=LLAMA_IMPLIED
-        | {
+    "minimax_m2": like_llama(
+        "MiniMaxM2ForCausalLM",
+        numbers=LOCAL_EXPERT_NUMBERS,
+        defaults={"num_local_experts": 256, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
+        switches={"router_jitter_noise": (0.0,)},
+        implied={
             "qk_layernorm": True,
             "qk_layernorm_full_width": True,
             "moe_router_score_function": "sigmoid",

@@ -7,12 +7,10 @@ from models.families.base import (
     ATTENTION,
     HEADS,
     LLAMA,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
     LLAMA_WHOLE,
+    LOCAL_EXPERT_NUMBERS,
     ROPE,
+    like_llama,
     llama,
     tiny,
 )
@@ -159,42 +157,24 @@ def _write_growing(shape: GPTShape) -> Config:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "mistral": Architecture(
-        model_class="MistralForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS,
-        switches=LLAMA_SWITCHES,
-        implied=LLAMA_IMPLIED,
-        parts=(HEADS, ROPE, tied(False), window(4096)),
-    ),
-    "ministral": Architecture(
-        model_class="MinistralForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS,
-        switches=LLAMA_SWITCHES,
-        implied=LLAMA_IMPLIED,
-        parts=(HEADS, ROPE, tied(False), layer_windows(4096)),
-    ),
-    "ministral3": Architecture(
-        model_class="Ministral3ForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
-        switches=LLAMA_SWITCHES,
-        implied=LLAMA_IMPLIED,
+    "mistral": like_llama("MistralForCausalLM", parts=(HEADS, ROPE, tied(False), window(4096))),
+    "ministral": like_llama("MinistralForCausalLM", parts=(HEADS, ROPE, tied(False), layer_windows(4096))),
+    "ministral3": like_llama(
+        "Ministral3ForCausalLM",
+        defaults={"rms_norm_eps": 1e-5},
         parts=(HEADS, (_read_growing, _write_growing), tied(False), window(None)),
     ),
-    "mixtral": Architecture(
-        model_class="MixtralForCausalLM",
-        numbers=LLAMA_NUMBERS
-        | {
-            "num_local_experts": "num_moe_experts",
-            "num_experts_per_tok": "moe_router_topk",
-            "router_aux_loss_coef": "moe_aux_loss_coeff",
+    "mixtral": like_llama(
+        "MixtralForCausalLM",
+        numbers=LOCAL_EXPERT_NUMBERS,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "router_aux_loss_coef": 0.001,
         },
-        defaults=LLAMA_DEFAULTS
-        | {"rms_norm_eps": 1e-5, "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001},
-        switches=LLAMA_SWITCHES | {"router_jitter_noise": (0.0,)},
-        implied=LLAMA_IMPLIED | {"moe_router_load_balancing_type": "aux_loss"},
+        switches={"router_jitter_noise": (0.0,)},
+        implied={"moe_router_load_balancing_type": "aux_loss"},
         aliases={"num_experts": "num_local_experts"},
         parts=(HEADS, ROPE, tied(False), window(None), (read_mixtral, write_mixtral)),
     ),

@@ -4,13 +4,12 @@ import dataclasses
 
 from models.families.base import (
     ATTENTION,
-    LAYERNORM_IMPLIED,
     LAYERNORM_WHOLE,
     LLAMA_BIASES,
     LLAMA_HEADS,
-    LLAMA_NUMBERS,
     NORM_BIASES,
     UNGATED_MLP,
+    like_llama,
     llama,
     tiny,
 )
@@ -51,15 +50,14 @@ PUBLISHED: dict[str, GPTShape] = {
 TINY: dict[str, GPTShape] = {"nemotron_tiny": tiny(PUBLISHED["minitron_4b"])}
 
 
-_NUMBERS = {key: ours for key, ours in LLAMA_NUMBERS.items() if key != "rms_norm_eps"}
-
 ARCHITECTURES: dict[str, Architecture] = {
-    "nemotron": Architecture(
-        model_class="NemotronForCausalLM",
-        numbers=_NUMBERS | {"norm_eps": "norm_epsilon"},
-        defaults={"attention_dropout": 0.0, "initializer_range": 0.0134, "norm_eps": 1e-5},
+    "nemotron": like_llama(
+        "NemotronForCausalLM",
+        without=("rms_norm_eps",),
+        numbers={"norm_eps": "norm_epsilon"},
+        defaults={"initializer_range": 0.0134, "norm_eps": 1e-5},
         switches={"hidden_act": ("relu2",)},
-        implied=LAYERNORM_IMPLIED | {"activation": "squared_relu", "layernorm_zero_centered_gamma": True},
+        implied={"normalization": "LayerNorm", "activation": "squared_relu", "layernorm_zero_centered_gamma": True},
         parts=(LLAMA_HEADS, rotary(share=0.5), tied(False), LLAMA_BIASES),
     ),
 }

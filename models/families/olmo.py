@@ -6,14 +6,12 @@ from typing import Any
 from models.families.base import (
     ATTENTION,
     ATTENTION_BIAS,
+    EXPERT_NUMBERS,
     EXPERTS,
-    LLAMA_DEFAULTS,
     LLAMA_HEADS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
     LLAMA_WHOLE,
     MLP,
+    like_llama,
     llama,
     tiny,
 )
@@ -95,23 +93,19 @@ TINY: dict[str, GPTShape] = {
 }
 
 
-_IMPLIED = LLAMA_IMPLIED | {"norm_placement": "post", "qk_layernorm": True, "qk_layernorm_full_width": True}
-_DEFAULTS = LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
+_IMPLIED = {"norm_placement": "post", "qk_layernorm": True, "qk_layernorm_full_width": True}
+_DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "olmo2": Architecture(
-        model_class="Olmo2ForCausalLM",
-        numbers=LLAMA_NUMBERS,
+    "olmo2": like_llama(
+        "Olmo2ForCausalLM",
         defaults=_DEFAULTS,
-        switches=LLAMA_SWITCHES,
         implied=_IMPLIED,
         parts=(LLAMA_HEADS, rotary(), tied(False), ATTENTION_BIAS),
     ),
-    "olmo3": Architecture(
-        model_class="Olmo3ForCausalLM",
-        numbers=LLAMA_NUMBERS,
+    "olmo3": like_llama(
+        "Olmo3ForCausalLM",
         defaults=_DEFAULTS,
-        switches=LLAMA_SWITCHES,
         implied=_IMPLIED,
         parts=(
             LLAMA_HEADS,
@@ -135,13 +129,11 @@ def _write_clip(shape: GPTShape) -> Config:
     return {"clip_qkv": shape.clip_qkv or None}
 
 
-ARCHITECTURES["olmoe"] = Architecture(
-    model_class="OlmoeForCausalLM",
-    numbers=LLAMA_NUMBERS | {"num_experts_per_tok": "moe_router_topk", "router_aux_loss_coef": "moe_aux_loss_coeff"},
-    defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.01},
-    switches=LLAMA_SWITCHES,
-    implied=LLAMA_IMPLIED
-    | {"qk_layernorm": True, "qk_layernorm_full_width": True, "moe_router_load_balancing_type": "aux_loss"},
+ARCHITECTURES["olmoe"] = like_llama(
+    "OlmoeForCausalLM",
+    numbers=EXPERT_NUMBERS,
+    defaults={"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.01},
+    implied={"qk_layernorm": True, "qk_layernorm_full_width": True, "moe_router_load_balancing_type": "aux_loss"},
     aliases={"num_local_experts": "num_experts"},
     parts=(LLAMA_HEADS, rotary(), tied(False), ATTENTION_BIAS, olmoe_experts(64), (_read_clip, _write_clip)),
 )

@@ -2,18 +2,7 @@
 
 import dataclasses
 
-from models.families.base import (
-    ATTENTION,
-    LLAMA_DEFAULTS,
-    LLAMA_HEADS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    LLAMA_WHOLE,
-    MLP,
-    llama,
-    tiny,
-)
+from models.families.base import ATTENTION, LLAMA_HEADS, LLAMA_WHOLE, MLP, like_llama, llama, tiny
 from models.hf.block_parts import equal_dropouts
 from models.hf.config_parts import tied, window
 from models.hf.keys import Architecture
@@ -65,17 +54,13 @@ TINY: dict[str, GPTShape] = {
 }
 
 
-_IMPLIED = {key: ours for key, ours in LLAMA_IMPLIED.items() if key != "hidden_dropout"}
-
 ARCHITECTURES: dict[str, Architecture] = {
-    "phi3": Architecture(
-        model_class="Phi3ForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
-        switches=LLAMA_SWITCHES
-        | {"attention_bias": (False,), "mlp_bias": (None, False), "lm_head_bias": (None, False)}
+    "phi3": like_llama(
+        "Phi3ForCausalLM",
+        defaults={"rms_norm_eps": 1e-5},
+        switches={"attention_bias": (False,), "mlp_bias": (None, False), "lm_head_bias": (None, False)}
         | {"full_attn_mod": (None, 1), "interpolate_factor": (None, 1)},
-        implied=_IMPLIED,
+        without=("hidden_dropout",),
         parts=(
             LLAMA_HEADS,
             (read_phi_rope, write_phi_rope),

@@ -6,20 +6,19 @@ from typing import Any
 from models.families.base import (
     ATTENTION,
     ATTENTION_BIAS,
+    EXPERT_NUMBERS,
     EXPERTS,
     GATED_SHARED_EXPERT,
     HEADS,
     LLAMA,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
     LLAMA_WHOLE,
     MLP,
+    QWEN_EXPERT_NUMBERS,
     ROPE,
     SWITCHED_WINDOWS,
     WIDE_HEADS,
     WINDOWS_EVERYWHERE,
+    like_llama,
     llama,
     tiny,
 )
@@ -157,55 +156,35 @@ TINY: dict[str, GPTShape] = {
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "qwen2": Architecture(
-        model_class="Qwen2ForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS,
-        switches=LLAMA_SWITCHES | {"use_mrope": (None, False)},
-        implied=LLAMA_IMPLIED | {"add_qkv_bias": True},
+    "qwen2": like_llama(
+        "Qwen2ForCausalLM",
+        switches={"use_mrope": (None, False)},
+        implied={"add_qkv_bias": True},
         parts=(HEADS, ROPE, tied(False), SWITCHED_WINDOWS),
     ),
-    "qwen2_moe": Architecture(
-        model_class="Qwen2MoeForCausalLM",
-        numbers=LLAMA_NUMBERS
-        | {
-            "moe_intermediate_size": "moe_ffn_hidden_size",
-            "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
-            "num_experts_per_tok": "moe_router_topk",
-            "router_aux_loss_coef": "moe_aux_loss_coeff",
-        },
-        defaults=LLAMA_DEFAULTS
-        | {
+    "qwen2_moe": like_llama(
+        "Qwen2MoeForCausalLM",
+        numbers=QWEN_EXPERT_NUMBERS,
+        defaults={
             "moe_intermediate_size": 1408,
             "shared_expert_intermediate_size": 5632,
             "num_experts_per_tok": 4,
             "router_aux_loss_coef": 0.001,
         },
-        switches=LLAMA_SWITCHES | {"qkv_bias": (True,)},
-        implied=LLAMA_IMPLIED
-        | {"add_qkv_bias": True, "moe_shared_expert_gate": True, "moe_router_load_balancing_type": "aux_loss"},
+        switches={"qkv_bias": (True,)},
+        implied={"add_qkv_bias": True, "moe_shared_expert_gate": True, "moe_router_load_balancing_type": "aux_loss"},
         parts=(HEADS, ROPE, tied(False), no_windows(), qwen_moe(60)),
     ),
-    "qwen3": Architecture(
-        model_class="Qwen3ForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS,
-        switches=LLAMA_SWITCHES,
-        implied=LLAMA_IMPLIED | {"qk_layernorm": True},
+    "qwen3": like_llama(
+        "Qwen3ForCausalLM",
+        implied={"qk_layernorm": True},
         parts=(WIDE_HEADS, ROPE, tied(False), SWITCHED_WINDOWS, ATTENTION_BIAS),
     ),
-    "qwen3_moe": Architecture(
-        model_class="Qwen3MoeForCausalLM",
-        numbers=LLAMA_NUMBERS
-        | {
-            "moe_intermediate_size": "moe_ffn_hidden_size",
-            "num_experts_per_tok": "moe_router_topk",
-            "router_aux_loss_coef": "moe_aux_loss_coeff",
-        },
-        defaults=LLAMA_DEFAULTS
-        | {"moe_intermediate_size": 768, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
-        switches=LLAMA_SWITCHES,
-        implied=LLAMA_IMPLIED | {"qk_layernorm": True, "moe_router_load_balancing_type": "global_aux_loss"},
+    "qwen3_moe": like_llama(
+        "Qwen3MoeForCausalLM",
+        numbers={"moe_intermediate_size": "moe_ffn_hidden_size"} | EXPERT_NUMBERS,
+        defaults={"moe_intermediate_size": 768, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
+        implied={"qk_layernorm": True, "moe_router_load_balancing_type": "global_aux_loss"},
         aliases={"num_experts": "num_local_experts"},
         parts=(WIDE_HEADS, ROPE, tied(False), WINDOWS_EVERYWHERE, ATTENTION_BIAS, qwen_moe(128)),
     ),

@@ -8,20 +8,30 @@ from typing import Any
 from models.families.base import (
     EXPERTS,
     GATED_SHARED_EXPERT,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
     LLAMA_WHOLE,
     MLP,
+    QWEN_EXPERT_NUMBERS,
     UNBIASED,
     WIDE_HEADS,
+    like_llama,
     llama,
     tiny,
 )
-from models.families.qwen3_next import DELTA_NET, GATED_ATTENTION, read_kinds, write_kinds
+from models.families.qwen3_next import (
+    DELTA_NET,
+    EXPERT_DEFAULTS,
+    EXPERTS_IMPLIED,
+    GATED,
+    GATED_ATTENTION,
+    LINEAR_DEFAULTS,
+    LINEAR_NUMBERS,
+    TINY_HEADS,
+    read_kinds,
+    write_kinds,
+)
 from models.hf.block_parts import rotary
 from models.hf.config_parts import qwen_moe, tied, write_qwen_moe
-from models.hf.keys import Architecture, Config, Read, Unsupported
+from models.hf.keys import Architecture, Config, Read, Unsupported, Write
 from models.hf.row_layouts import Table, delta_parts
 from models.shapes import GPTShape
 
@@ -84,18 +94,11 @@ PUBLISHED: dict[str, GPTShape] = {
     "qwen35_35b_a3b": _qwen35_moe(40, 2048, 256),
 }
 
-_TINY_HEADS = {
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
-
 TINY: dict[str, GPTShape] = {
-    "qwen35_tiny": tiny(PUBLISHED["qwen35_9b"], **_TINY_HEADS),
+    "qwen35_tiny": tiny(PUBLISHED["qwen35_9b"], **TINY_HEADS),
     "qwen35_moe_tiny": tiny(
         PUBLISHED["qwen35_35b_a3b"],
-        **_TINY_HEADS,
+        **TINY_HEADS,
         num_moe_experts=4,
         moe_ffn_hidden_size=64,
         moe_router_topk=2,
@@ -110,15 +113,6 @@ and of the precision of states, which is fp32 there and here."""
 
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Which channels turn by a token's place in an image: by its place in the text where there is no image."""
-
-_LINEAR_DEFAULTS = {
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-_LINEAR = {name: name for name in _LINEAR_DEFAULTS}
-_GATED = {"layernorm_zero_centered_gamma": True, "qk_layernorm": True, "attention_output_gate": True}
 
 
 def _defaults(key_value_heads: int) -> Read:
@@ -152,50 +146,30 @@ def _write_experts(shape: GPTShape) -> Config:
     return {key: written[key] for key in ("num_experts", "moe_intermediate_size")}
 
 
-def _architecture(model_class: str, key_value_heads: int, **more: Any) -> Architecture:
-    """more: what the models with experts have besides."""
-    numbers, implied = LLAMA_NUMBERS | _LINEAR, LLAMA_IMPLIED | _GATED
-    if more:
-        del numbers["intermediate_size"]
-    return Architecture(
-        model_class=model_class,
-        numbers=numbers | more.get("numbers", {}),
-        defaults=LLAMA_DEFAULTS | _LINEAR_DEFAULTS | more.get("defaults", {}),
-        switches=UNBIASED | {"linear_conv_kernel_dim": (4,), "attn_output_gate": (True,)},
-        implied=implied | more.get("implied", {}),
-        parts=(
-            (_defaults(key_value_heads), lambda _: {}),
-            WIDE_HEADS,
-            rotary(share=0.25),
-            tied(False),
-            (read_kinds, write_kinds),
-            *more.get("parts", ()),
-        ),
-    )
+def _parts(key_value_heads: int) -> tuple[tuple[Read, Write], ...]:
+    defaults: tuple[Read, Write] = (_defaults(key_value_heads), lambda _: {})
+    return defaults, WIDE_HEADS, rotary(share=0.25), tied(False), (read_kinds, write_kinds)
 
+
+_SWITCHES = UNBIASED | {"linear_conv_kernel_dim": (4,), "attn_output_gate": (True,)}
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "qwen3_5_text": _architecture("Qwen3_5ForCausalLM", key_value_heads=4),
-    "qwen3_5_moe_text": _architecture(
+    "qwen3_5_text": like_llama(
+        "Qwen3_5ForCausalLM",
+        numbers=LINEAR_NUMBERS,
+        defaults=LINEAR_DEFAULTS,
+        switches=_SWITCHES,
+        implied=GATED,
+        parts=_parts(key_value_heads=4),
+    ),
+    "qwen3_5_moe_text": like_llama(
         "Qwen3_5MoeForCausalLM",
-        key_value_heads=2,
-        numbers={
-            "moe_intermediate_size": "moe_ffn_hidden_size",
-            "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
-            "num_experts_per_tok": "moe_router_topk",
-            "router_aux_loss_coef": "moe_aux_loss_coeff",
-        },
-        defaults={
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-            "num_experts_per_tok": 8,
-            "router_aux_loss_coef": 0.001,
-        },
-        implied={
-            "moe_shared_expert_gate": True,
-            "moe_router_load_balancing_type": "global_aux_loss",
-        },
-        parts=((_read_experts, _write_experts),),
+        numbers=LINEAR_NUMBERS | QWEN_EXPERT_NUMBERS,
+        defaults=LINEAR_DEFAULTS | EXPERT_DEFAULTS | {"num_experts_per_tok": 8},
+        switches=_SWITCHES,
+        implied=GATED | EXPERTS_IMPLIED,
+        without=("intermediate_size",),
+        parts=(*_parts(key_value_heads=2), (_read_experts, _write_experts)),
     ),
 }
 

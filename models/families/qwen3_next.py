@@ -7,13 +7,12 @@ from models.families.base import (
     ATTENTION,
     EXPERTS,
     GATED_SHARED_EXPERT,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
     LLAMA_WHOLE,
     MLP,
+    QWEN_EXPERT_NUMBERS,
     UNBIASED,
     WIDE_HEADS,
+    like_llama,
     llama,
     tiny,
 )
@@ -57,13 +56,17 @@ PUBLISHED: dict[str, GPTShape] = {
     "qwen3_next_80b_a3b": _qwen3_next(48, 2048, 512),
 }
 
+TINY_HEADS = {
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+
 TINY: dict[str, GPTShape] = {
     "qwen3_next_tiny": tiny(
         PUBLISHED["qwen3_next_80b_a3b"],
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
+        **TINY_HEADS,
         num_moe_experts=4,
         moe_ffn_hidden_size=64,
         moe_router_topk=2,
@@ -90,6 +93,18 @@ DELTA_NET = {
 }
 
 
+LINEAR_DEFAULTS = {
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+LINEAR_NUMBERS = {name: name for name in LINEAR_DEFAULTS}
+EXPERT_DEFAULTS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "router_aux_loss_coef": 0.001}
+GATED = {"layernorm_zero_centered_gamma": True, "qk_layernorm": True, "attention_output_gate": True}
+EXPERTS_IMPLIED = {"moe_shared_expert_gate": True, "moe_router_load_balancing_type": "global_aux_loss"}
+
+
 def read_kinds(left: Config, fields: dict[str, Any]) -> None:
     """Which blocks attend: a list, or every how-manieth."""
     kinds, interval = take_list(left, "layer_types"), pop_number(left, "full_attention_interval", 4, TOKENS)
@@ -114,39 +129,12 @@ def read_defaults(left: Config, fields: dict[str, Any]) -> None:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "qwen3_next": Architecture(
-        model_class="Qwen3NextForCausalLM",
-        numbers=LLAMA_NUMBERS
-        | {
-            "moe_intermediate_size": "moe_ffn_hidden_size",
-            "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
-            "num_experts_per_tok": "moe_router_topk",
-            "router_aux_loss_coef": "moe_aux_loss_coeff",
-        }
-        | {
-            f"linear_{name}": f"linear_{name}"
-            for name in ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
-        },
-        defaults=LLAMA_DEFAULTS
-        | {
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-            "num_experts_per_tok": 10,
-            "router_aux_loss_coef": 0.001,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-        },
+    "qwen3_next": like_llama(
+        "Qwen3NextForCausalLM",
+        numbers=QWEN_EXPERT_NUMBERS | LINEAR_NUMBERS,
+        defaults=EXPERT_DEFAULTS | {"num_experts_per_tok": 10} | LINEAR_DEFAULTS,
         switches=UNBIASED | {"linear_conv_kernel_dim": (4,)},
-        implied=LLAMA_IMPLIED
-        | {
-            "layernorm_zero_centered_gamma": True,
-            "qk_layernorm": True,
-            "attention_output_gate": True,
-            "moe_shared_expert_gate": True,
-            "moe_router_load_balancing_type": "global_aux_loss",
-        },
+        implied=GATED | EXPERTS_IMPLIED,
         parts=(
             (read_defaults, lambda _: {}),
             WIDE_HEADS,

@@ -2,17 +2,7 @@
 
 import dataclasses
 
-from models.families.base import (
-    HEADS,
-    LLAMA,
-    LLAMA_DEFAULTS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    ROPE,
-    llama,
-    tiny,
-)
+from models.families.base import HEADS, LLAMA, ROPE, like_llama, llama, tiny
 from models.hf.block_parts import bias_switches, equal_dropouts
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture
@@ -38,15 +28,11 @@ PUBLISHED: dict[str, GPTShape] = {
 TINY: dict[str, GPTShape] = {"seed_oss_tiny": tiny(PUBLISHED["seed_oss_36b"])}
 
 
-_IMPLIED = {key: value for key, value in LLAMA_IMPLIED.items() if key != "hidden_dropout"}
-
 ARCHITECTURES: dict[str, Architecture] = {
-    "seed_oss": Architecture(
-        model_class="SeedOssForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS | {"attention_dropout": 0.1},
-        switches=LLAMA_SWITCHES,
-        implied=_IMPLIED,
+    "seed_oss": like_llama(
+        "SeedOssForCausalLM",
+        defaults={"attention_dropout": 0.1},
+        without=("hidden_dropout",),
         parts=(
             HEADS,
             ROPE,

@@ -3,17 +3,7 @@
 import dataclasses
 from typing import Any
 
-from models.families.base import (
-    LLAMA,
-    LLAMA_BIASES,
-    LLAMA_DEFAULTS,
-    LLAMA_HEADS,
-    LLAMA_IMPLIED,
-    LLAMA_NUMBERS,
-    LLAMA_SWITCHES,
-    llama,
-    tiny,
-)
+from models.families.base import LLAMA, LLAMA_BIASES, LLAMA_HEADS, like_llama, llama, tiny
 from models.hf.block_parts import count, no_windows, rotary
 from models.hf.config_parts import TOKENS, freq, tied
 from models.hf.keys import Architecture, Config, Unsupported, is_one_of, pop_number, take_list
@@ -53,12 +43,8 @@ def write_no_rope(shape: GPTShape) -> Config:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "smollm3": Architecture(
-        model_class="SmolLM3ForCausalLM",
-        numbers=LLAMA_NUMBERS,
-        defaults=LLAMA_DEFAULTS,
-        switches=LLAMA_SWITCHES,
-        implied=LLAMA_IMPLIED,
+    "smollm3": like_llama(
+        "SmolLM3ForCausalLM",
         parts=(
             LLAMA_HEADS,
             rotary(theta=2_000_000.0),

@@ -5,18 +5,18 @@ from typing import Any
 
 from models.families.base import (
     ATTENTION,
-    LAYERNORM_IMPLIED,
     LAYERNORM_WHOLE,
     LLAMA_HEADS,
-    LLAMA_NUMBERS,
     NORM_BIASES,
     ROPE,
+    like_llama,
+    linear_biases,
     llama,
     tiny,
 )
 from models.hf.block_parts import equal_dropouts
 from models.hf.config_parts import tied, window
-from models.hf.keys import Architecture, Config, take_bool
+from models.hf.keys import Architecture
 from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
 
@@ -52,8 +52,6 @@ PUBLISHED: dict[str, GPTShape] = {
 TINY: dict[str, GPTShape] = {"starcoder2_tiny": tiny(PUBLISHED["starcoder2_7b"], window_size=(15, 0))}
 
 
-_NUMBERS = {key: ours for key, ours in LLAMA_NUMBERS.items() if key != "rms_norm_eps"}
-_IMPLIED = {key: ours for key, ours in LAYERNORM_IMPLIED.items() if key not in ("hidden_dropout", "add_bias_linear")}
 _UNREAD: dict[str, tuple[Any, ...]] = {
     "activation_function": (None, "gelu", "gelu_pytorch_tanh"),
     "attention_softmax_in_fp32": (None, True),
@@ -66,24 +64,20 @@ _UNREAD: dict[str, tuple[Any, ...]] = {
 """Keys of published files that transformers does not read."""
 
 
-def read_bias(left: Config, fields: dict[str, Any]) -> None:
-    """Of all linear layers."""
-    fields["add_bias_linear"] = take_bool(left, "use_bias", True)
-
-
 ARCHITECTURES: dict[str, Architecture] = {
-    "starcoder2": Architecture(
-        model_class="Starcoder2ForCausalLM",
-        numbers=_NUMBERS | {"norm_epsilon": "norm_epsilon"},
-        defaults={"attention_dropout": 0.0, "initializer_range": 0.018042, "norm_epsilon": 1e-5},
+    "starcoder2": like_llama(
+        "Starcoder2ForCausalLM",
+        without=("rms_norm_eps", "hidden_dropout", "add_bias_linear"),
+        numbers={"norm_epsilon": "norm_epsilon"},
+        defaults={"initializer_range": 0.018042, "norm_epsilon": 1e-5},
         switches={"hidden_act": ("gelu_pytorch_tanh", "gelu_new")} | _UNREAD,
-        implied=_IMPLIED | {"activation": "gelu"},
+        implied={"normalization": "LayerNorm", "activation": "gelu"},
         parts=(
             LLAMA_HEADS,
             ROPE,
             tied(True),
             window(None),
-            (read_bias, lambda shape: {"use_bias": shape.add_bias_linear}),
+            linear_biases(True),
             equal_dropouts("residual_dropout", ("embedding_dropout",), 0.0),
         ),
     ),

@@ -10,6 +10,7 @@ from models.hf.shapes import read_shape, unread
 from models.hf.tables import Entry, constants, copies, entries, is_computed
 from models.shapes import GPTShape
 from program.errors import UserError, printable
+from program.printing import some
 from tools.shared.dtypes import FLOATS, FP8_BLOCK, to_numbers
 from tools.shared.hf_folder.headers import DTYPES, THEIR_DTYPES
 from tools.shared.hf_folder.row_blocks import BLOCK_BYTES
@@ -138,9 +139,8 @@ def same_rows(source: HfFolder, one: str, other: str) -> bool:
 
 def _notes(source: HfFolder, model_type: str, shape: GPTShape, computed: list[str]) -> Iterator[str]:
     if keys := sorted(unread(source.config)):
-        more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-        named = printable(", ".join(keys[:5]))
-        yield f"config.json has keys that say nothing to transformers' {model_type}, nor to Triplane: {named}{more}."
+        named = printable(some(keys))
+        yield f"config.json has keys that say nothing to transformers' {model_type}, nor to Triplane: {named}."
     if computed:
         yield f"{len(computed)} tensors follow from config.json and are no weights: {computed[0]}, ..."
     if read_shape(source.config)[1].mtp_num_layers != shape.mtp_num_layers:

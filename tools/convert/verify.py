@@ -9,6 +9,7 @@ import numpy as np
 from models.hf.shapes import read_shape
 from models.hf.tables import copies
 from models.resolve import resolve
+from program.printing import some
 from tools.convert.exporting import ExportedTensor, Weights, target_words, targets
 from tools.reshard.checkpoint_source import real_vocab_size
 from tools.shared.checked_checkpoint import read_config
@@ -38,8 +39,7 @@ def verify(hf_folder: Path, checkpoint: Path, written: Side, chosen: ChosenWeigh
             differing += _difference(target, names, source, weights, written)
             compared, size = compared + 1, size + target.bytes
     if differing:
-        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
-        raise Rejected(f"{hf_folder} and {checkpoint} differ in {', '.join(differing[:5])}{more}.")
+        raise Rejected(f"{hf_folder} and {checkpoint} differ in {some(differing)}.")
     return f"verified: {compared:,} tensors of {hf_folder} are those of {checkpoint}, bit by bit."
 
 

@@ -40,5 +40,4 @@ def _one(seconds: float, error_s: float) -> Finding:
     if abs(seconds) <= LATE_S:
         return judged(GROUP, "between nodes", "ok", "within a second of the first node")
     expected, fix = f"within {LATE_S:.0f} s", "set the clock: chronyc makestep, or systemctl restart chronyd"
-    status = "wrong" if abs(seconds) > WRONG_S else "warning"
-    return judged(GROUP, "between nodes", "wrong" if status == "wrong" else "warning", found, expected, fix)
+    return judged(GROUP, "between nodes", "wrong" if abs(seconds) > WRONG_S else "warning", found, expected, fix)

@@ -94,10 +94,8 @@ def _judge(check: str, speed: float, best: float | None, reported: str, situatio
         return judged(GROUP, check, "ok", found + share)
     status: Status = "wrong" if speed < POOR * best else "warning"
     cluster = situation.cluster.name if situation.cluster else ""
-    wanted, fix = (
-        f"{GOOD:.0%} or more of {best:.0f} GB/s ({cluster})",
-        "NCCL_DEBUG=INFO: which network does it use?",
-    )
+    wanted = f"{GOOD:.0%} or more of {best:.0f} GB/s ({cluster})"
+    fix = "NCCL_DEBUG=INFO: which network does it use?"
     return judged(GROUP, check, status, found, wanted, fix, setting=True)
 
 
@@ -116,11 +114,8 @@ def _within(
         if one.status != "ok" and not any(other == node for other, _ in found):
             found.append((node, one))
     if speeds and not found:
-        numbers = [
-            Finding(group=GROUP, check="within a node", status="ok", found="{:.3g} GB/s (all_reduce)", numbers=(speed,))
-            for speed in speeds.values()
-        ]
-        found = list(zip(speeds, numbers, strict=True))
+        text = "{:.3g} GB/s (all_reduce)"
+        found = [(node, judged(GROUP, "within a node", "ok", text, numbers=[one])) for node, one in speeds.items()]
     return found
 
 
@@ -144,14 +139,10 @@ def _between(
         if any(other == node for other, _ in found):
             continue
         one = _judge("between nodes", speed, wanted, f"{local} ranks a node, {backend}", situation)
-        ok = Finding(
-            group=GROUP,
-            check="between nodes",
-            status="ok",
-            found=f"{{:.3g}} GB/s with a neighbour, each direction ({backend})",
-            numbers=(speed,),
-        )
-        found.append((node, ok if one.status == "ok" else one))
+        if one.status == "ok":
+            text = f"{{:.3g}} GB/s with a neighbour, each direction ({backend})"
+            one = judged(GROUP, "between nodes", "ok", text, numbers=[speed])
+        found.append((node, one))
     return found
 
 

@@ -229,19 +229,19 @@ def _compare(seen: Sequence[NodeFacts], groups: Sequence[str]) -> list[tuple[str
     """What nodes say of themselves, and what their facts say side by side."""
     found = [(one.node, finding) for one in seen for finding in one.findings]
     comparisons = {
-        versions.GROUP: (versions.compare,),
-        gpus.GROUP: (gpus.compare,),
-        nvlink.GROUP: (nvlink.compare,),
-        infiniband.GROUP: (infiniband.compare,),
-        names.GROUP: (names.compare,),
-        interfaces.GROUP: (interfaces.judge_routes,),
-        folders.GROUP: (sharing.evaluate,),
-        memory.GROUP: (memory.compare,),
-        gemm.GROUP: (gemm.compare,),
+        versions.GROUP: versions.compare,
+        gpus.GROUP: gpus.compare,
+        nvlink.GROUP: nvlink.compare,
+        infiniband.GROUP: infiniband.compare,
+        names.GROUP: names.compare,
+        interfaces.GROUP: interfaces.judge_routes,
+        folders.GROUP: sharing.evaluate,
+        memory.GROUP: memory.compare,
+        gemm.GROUP: gemm.compare,
     }
-    for group, several in comparisons.items():
+    for group, compare in comparisons.items():
         if group in groups:
-            found += [one for compare in several for one in compare(seen)]
+            found += compare(seen)
     return found
 
 

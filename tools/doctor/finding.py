@@ -92,14 +92,22 @@ def plain(text: str) -> str:
 
 
 def judged(
-    group: str, check: str, status: Status, found: str, expected: str = "", fix: str = "", setting: bool = False
+    group: str,
+    check: str,
+    status: Status,
+    found: str,
+    expected: str = "",
+    fix: str = "",
+    setting: bool = False,
+    numbers: Sequence[float] = (),
 ) -> Finding:
-    """A finding without numbers; braces in ``found`` mean nothing. ``setting``: see ``Finding.fault``."""
+    """A finding; without numbers, braces in ``found`` mean nothing. ``setting``: see ``Finding.fault``."""
     return Finding(
         group=group,
         check=check,
         status=status,
-        found=plain(found),
+        found=found if numbers else plain(found),
+        numbers=tuple(numbers),
         expected=expected,
         fix=fix,
         fault="setting" if setting else "node",

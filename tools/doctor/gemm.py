@@ -36,13 +36,8 @@ def _one(place: int, device: Mapping[str, Any], situation: DoctorContext) -> Fin
     if not device["exact"]:
         found = f"{label} ({device['device']}) gives wrong sums of integers"
         return judged(GROUP, "result", "wrong", found, "the exact product", "take this card out of service")
-    return Finding(
-        group=GROUP,
-        check="result",
-        status="ok",
-        found=f"exact; {{:.{1 if device['tflops'] >= 10 else 3}f}} TFLOP/s on {device['device'].replace('{', '(')}",
-        numbers=(device["tflops"],),
-    )
+    found = f"exact; {{:.{1 if device['tflops'] >= 10 else 3}f}} TFLOP/s on {device['device'].replace('{', '(')}"
+    return judged(GROUP, "result", "ok", found, numbers=[device["tflops"]])
 
 
 def _label(place: int, device: str) -> str:

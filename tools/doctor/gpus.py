@@ -41,7 +41,7 @@ def evaluate(card: dict[str, str]) -> Iterator[Finding]:
     if not troubles:
         known = "no uncorrected ECC errors" if _ecc(card) is not None else "no ECC counters"
         found = f"{known}, clocks not held down, {{:.0f}} C"
-        yield Finding(group=GROUP, check="health", status="ok", found=found, numbers=(_or0(card, "temperature.gpu"),))
+        yield judged(GROUP, "health", "ok", found, numbers=[_or0(card, "temperature.gpu")])
 
 
 def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:

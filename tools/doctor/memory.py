@@ -23,16 +23,11 @@ def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: "total_gib"."""
     memory = psutil.virtual_memory()
     total, free = memory.total / GIB, memory.available / GIB
-    status = "ok" if free > 0.5 * total else "warning"
-    main = Finding(
-        group=GROUP,
-        check="main memory",
-        status="ok" if status == "ok" else "warning",
-        found="{:.0f} GiB available of {:.0f} GiB",
-        numbers=(free, total),
-        expected="" if status == "ok" else "more than half",
-        fix="" if status == "ok" else "see who uses it: other jobs, leftover processes, files in /dev/shm",
-    )
+    found, numbers = "{:.0f} GiB available of {:.0f} GiB", (free, total)
+    main = judged(GROUP, "main memory", "ok", found, numbers=numbers)
+    if free <= 0.5 * total:
+        fix = "see who uses it: other jobs, leftover processes, files in /dev/shm"
+        main = judged(GROUP, "main memory", "warning", found, "more than half", fix, numbers=numbers)
     findings = [main, *_shared(), *_locked(), *_files(), *_cluster(total, situation)]
     return NodeCheck(findings=findings, facts={"total_gib": total})
 
@@ -61,17 +56,14 @@ def _shared() -> Iterator[Finding]:
         yield judged(GROUP, "shared memory", "not checked", f"no {SHM}")
         return
     size, free = psutil.disk_usage(str(SHM)).total / GIB, psutil.disk_usage(str(SHM)).free / GIB
-    low = free < SHM_GIB
-    yield Finding(
-        group=GROUP,
-        check="shared memory",
-        status="warning" if low else "ok",
-        found=f"{{:.{2 if low else 0}f}} GiB free of {{:.{2 if low else 0}f}} GiB in {SHM}",
-        numbers=(free, size),
-        expected=f"room for a node's share of the optimizer's state, at least {SHM_GIB:.0f} GiB" if low else "",
-        fix="docker run --shm-size, or checkpoint.async_save = false" if low else "",
-        fault="setting",
-    )
+    if free >= SHM_GIB:
+        found = f"{{:.0f}} GiB free of {{:.0f}} GiB in {SHM}"
+        yield judged(GROUP, "shared memory", "ok", found, setting=True, numbers=(free, size))
+        return
+    found = f"{{:.2f}} GiB free of {{:.2f}} GiB in {SHM}"
+    expected = f"room for a node's share of the optimizer's state, at least {SHM_GIB:.0f} GiB"
+    fix = "docker run --shm-size, or checkpoint.async_save = false"
+    yield judged(GROUP, "shared memory", "warning", found, expected, fix, setting=True, numbers=(free, size))
 
 
 def _locked() -> Iterator[Finding]:

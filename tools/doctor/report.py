@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from program.printing import some
 from tools.doctor.context import DoctorContext
 from tools.doctor.examine import Result
 from tools.doctor.finding import SEVERITY, FindingRow, Status
@@ -46,16 +47,10 @@ def lines(
 
 def _heading(result: Result, situation: DoctorContext, seconds: float) -> list[str]:
     nodes = result.nodes
-    who = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes ({named(nodes)})"
+    who = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes ({some(nodes, NAMED)})"
     what = f"{situation.gpus} GPUs each" if situation.device == "cuda" and len(nodes) > 1 else situation.device
     cluster = f", against {situation.cluster.name}" if situation.cluster else ""
     return [f"Triplane's doctor: {who}, {what}{cluster}; {seconds:.1f} s", ""]
-
-
-def named(nodes: Sequence[str]) -> str:
-    """The first few names, and how many more."""
-    more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
-    return ", ".join(nodes[:NAMED]) + more
 
 
 def _line(row: FindingRow, group: str, nodes: Sequence[str], room: int, width: int, colours: bool) -> list[str]:
@@ -64,7 +59,7 @@ def _line(row: FindingRow, group: str, nodes: Sequence[str], room: int, width: i
     if colours:
         word = f"\x1b[{COLOURS[finding.status]}m{word}\x1b[0m"
     everywhere = not row.nodes or set(row.nodes) == set(nodes)
-    who = "" if everywhere else f"{named(row.nodes)}: "
+    who = "" if everywhere else f"{some(row.nodes, NAMED)}: "
     text = who + row.found + (f"; expected {finding.expected}" if finding.expected else "")
     indent = " " * (GROUP_ROOM + 2 + 13 + 2 + room + 2)
     body = textwrap.wrap(text, max(40, width - len(indent)), break_on_hyphens=False) or [""]

@@ -143,14 +143,8 @@ def _speed(scratch: Path) -> Finding:
         replace_file(scratch / "small", f"{turn}".encode() * 4096)
         times.append(time.perf_counter() - began)
     typical = statistics.median(times)
-    slow = typical > SLOW_S
-    return Finding(
-        group=GROUP,
-        check="small write",
-        status="warning" if slow else "ok",
-        found="{:.1f} ms for 4 KiB with fsync and rename",
-        numbers=(typical * 1e3,),
-        expected=f"below {SLOW_S * 1e3:.0f} ms" if slow else "",
-        fix="the file system is loaded, or far: many small files will be slow" if slow else "",
-        fault="setting",
-    )
+    found, numbers = "{:.1f} ms for 4 KiB with fsync and rename", [typical * 1e3]
+    if typical <= SLOW_S:
+        return judged(GROUP, "small write", "ok", found, setting=True, numbers=numbers)
+    expected, fix = f"below {SLOW_S * 1e3:.0f} ms", "the file system is loaded, or far: many small files will be slow"
+    return judged(GROUP, "small write", "warning", found, expected, fix, setting=True, numbers=numbers)

@@ -2,10 +2,11 @@
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, NodeCheck, Status
+from tools.doctor.finding import Finding, NodeCheck, Status, judged
 from training.checkpoint.room import nearest
 
 GROUP = "space"
@@ -30,42 +31,21 @@ def check_node(situation: DoctorContext) -> NodeCheck:
 def _folder(check: str, folder: Path, wanted_gib: float, fix: str) -> list[Finding]:
     there = os.statvfs(nearest(folder))
     free, total = (blocks * there.f_frsize / GIB for blocks in (there.f_bavail, there.f_blocks))
-    status = _status(free, wanted_gib)
     digits = 0 if free >= 10 else 2
-    findings = [
-        Finding(
-            group=GROUP,
-            check=check,
-            status=status,
-            found=f"{{:,.{digits}f}} GiB free of {{:,.{digits}f}} GiB in {nearest(folder)}",
-            numbers=(free, total),
-            expected="" if status == "ok" else f"{wanted_gib:g} GiB free",
-            fix="" if status == "ok" else fix,
-            fault="setting",
-        )
-    ]
+    found = f"{{:,.{digits}f}} GiB free of {{:,.{digits}f}} GiB in {nearest(folder)}"
+    findings = [_judged(check, free, wanted_gib, found, f"{wanted_gib:g} GiB free", fix, (free, total))]
     if there.f_files:  # 0: this file system has no limit of names
-        findings += _names(check, there.f_favail, fix)
+        millions = there.f_favail > 1e6
+        found = "{:,.1f} million more files" if millions else "{:,.0f} more files"
+        numbers = [there.f_favail / 1e6 if millions else float(there.f_favail)]
+        findings.append(_judged(f"{check}: inodes", there.f_favail, FILES, found, f"{FILES:,}", fix, numbers))
     return findings
 
 
-def _names(check: str, free: int, fix: str) -> list[Finding]:
-    status = _status(free, FILES)
-    return [
-        Finding(
-            group=GROUP,
-            check=f"{check}: inodes",
-            status=status,
-            found="{:,.1f} million more files" if free > 1e6 else "{:,.0f} more files",
-            numbers=(free / 1e6 if free > 1e6 else float(free),),
-            expected="" if status == "ok" else f"{FILES:,}",
-            fix="" if status == "ok" else fix,
-            fault="setting",
-        )
-    ]
-
-
-def _status(free: float, wanted: float) -> Status:
+def _judged(
+    check: str, free: float, wanted: float, found: str, expected: str, fix: str, numbers: Sequence[float]
+) -> Finding:
     if free >= wanted:
-        return "ok"
-    return "warning" if free >= wanted / 10 else "wrong"
+        return judged(GROUP, check, "ok", found, setting=True, numbers=numbers)
+    status: Status = "warning" if free >= wanted / 10 else "wrong"
+    return judged(GROUP, check, status, found, expected, fix, setting=True, numbers=numbers)

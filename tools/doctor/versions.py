@@ -5,6 +5,7 @@ import platform
 import sys
 from collections.abc import Sequence
 
+from program.printing import some
 from program.untrusted import read_toml
 from tools import versions as pins
 from tools.doctor.context import DoctorContext
@@ -61,16 +62,12 @@ def _has(one: NodeFacts, name: str, value: str) -> bool:
 
 
 def _differs(name: str, value: str, right: str, others: Sequence[str]) -> Finding:
-    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-    fix = (
-        "let every node see the same checkout"
-        if name == "Triplane's code"
-        else "use one environment for all nodes (a shared folder or one container image)"
-    )
+    fix = "use one environment for all nodes (a shared folder or one container image)"
+    if name == "Triplane's code":
+        fix = "let every node see the same checkout"
     status: Status = "warning" if name in MAY_DIFFER else "wrong"
     found, expected = (text if text != "none" else "not installed" for text in (value, right))
-    there = f"{expected} as on {', '.join(others[:3])}{more}"
-    return judged(GROUP, f"{name} between nodes", status, found, there, fix)
+    return judged(GROUP, f"{name} between nodes", status, found, f"{expected} as on {some(others, 3)}", fix)
 
 
 def _pins() -> list[Finding]:
@@ -81,10 +78,8 @@ def _pins() -> list[Finding]:
     if not broken and not untested:
         return [judged(GROUP, "pins", "ok", "all in the range that has been run")]
     fix = "make setup, or pip install with constraints.txt"
-    return [
-        *(judged(GROUP, "pins", "wrong", text, fix=fix, setting=True) for text in broken),
-        *(judged(GROUP, "pins", "warning", text, fix=fix, setting=True) for text in untested),
-    ]
+    found: list[tuple[Status, str]] = [*(("wrong", one) for one in broken), *(("warning", one) for one in untested)]
+    return [judged(GROUP, "pins", status, text, fix=fix, setting=True) for status, text in found]
 
 
 def _no_te() -> Finding:

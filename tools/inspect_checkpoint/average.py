@@ -12,10 +12,10 @@ import numpy as np
 from models.hf.files import CARRIED_BYTES
 from program.durable import replace_file
 from program.errors import UserError
+from program.printing import some
 from program.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
 from tools.inspect_checkpoint.numbers import Shape, read, rectangles
-from tools.inspect_checkpoint.text import some
 from tools.shared import resumable
 from tools.shared.checked_checkpoint import CheckedReader, check_files
 from tools.shared.dtypes import FLOATS, from_numbers, to_numbers
@@ -152,7 +152,7 @@ def weights_of(reader: FileReader) -> dict[str, Stored]:
     """Name -> its weights, the fp32 masters where there are any. Raises UserError for what is no floating point."""
     found = {parameter.name: parameter.weights for parameter in parameters(reader.tensors) if parameter.weights}
     if wrong := [f"{name} {stored.dtype}" for name, stored in found.items() if stored.dtype not in FLOATS]:
-        raise UserError(f"{reader.folder}: no mean of {some(wrong)}; expected one of {', '.join(FLOATS)}.")
+        raise UserError(f"{reader.folder}: no mean of {some(wrong, 3)}; expected one of {', '.join(FLOATS)}.")
     return found
 
 
@@ -176,4 +176,4 @@ def _difference(first: Path, one: Mapping[str, Stored], second: Path, other: Map
     ]
     for here, has, lacks in ((first, one, other), (second, other, one)):
         found += [f"only {here} has {name}" for name in has.keys() - lacks.keys()]
-    return some(sorted(found))
+    return some(sorted(found), 3)

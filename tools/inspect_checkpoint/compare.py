@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from program.printing import some
 from tools.inspect_checkpoint.catalogue import Checkpoint
 from tools.inspect_checkpoint.contents import Kind, Stored, StoredParameter
 from tools.inspect_checkpoint.numbers import read, rectangles, values
-from tools.inspect_checkpoint.text import columns, finite, number, some
+from tools.inspect_checkpoint.text import columns, finite, number
 from tools.shared.dtypes import FLOATS, cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import FileReader
@@ -236,7 +237,7 @@ def _only(tensors: Sequence[Comparison]) -> Iterator[str]:
     for outcome, text in ONLY.items():
         for what in dict.fromkeys(one.what for one in tensors if one.outcome == outcome):
             names = [one.name for one in tensors if one.outcome == outcome and one.what == what]
-            yield f"{text}: {len(names):,} of {what}: {some(names)}"
+            yield f"{text}: {len(names):,} of {what}: {some(names, 3)}"
 
 
 def _unlike(tensors: Sequence[Comparison], top: int) -> Iterator[str]:

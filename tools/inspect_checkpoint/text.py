@@ -35,12 +35,6 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
     return printing.columns(padded, left=[column for column in range(width) if column not in right], indent="")
 
 
-def some(names: Sequence[str], most: int = 3) -> str:
-    """The first few, and how many more."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def finite(value: float | None) -> float | None:
     """For JSON, which has no word for infinity or NaN: None."""
     return value if value is not None and math.isfinite(value) else None

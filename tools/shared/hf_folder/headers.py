@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
+from program.printing import some
 from program.schema import Count, Foreign, Range, structured
 from program.untrusted import InputError, open_regular, parse_json, read_foreign
 from training.checkpoint.format.pieces import ITEM_BYTES
@@ -194,6 +195,4 @@ def _compare(index: Path, path: Path, named: frozenset[str], held: Any) -> None:
     """Raises UserError where an index says something else of a file than the file."""
     for what, names in (("lacks", named - held), ("holds, beside what is mapped to it,", held - named)):
         if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            found = f"{path.name} {what} {', '.join(sorted(names)[:5])}{more}"
-            raise InputError(index, f"{found}. Download both again.")
+            raise InputError(index, f"{path.name} {what} {some(sorted(names))}. Download both again.")
