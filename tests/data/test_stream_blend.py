@@ -179,7 +179,7 @@ def test_each_source_goes_on_where_it_was_whatever_its_weight_and_the_length_of_
         read = {name: -(-tokens[name] // seq_length) for name in names}  # a sample that was begun is not begun again
         assert [{stream: int(text.split()[0]) for stream, text in own.items()} for own in places] == [
             {stream: int(count) for stream, count in enumerate(read[name]) if count} for name in names
-        ], "no stream is read afresh"
+        ], "no stream is read from its beginning"
         source.resume(places)
         first = read[names[0]]
         in_turns = len(names) == 1 and (first == in_turn(first.sum(), 5)).all()
