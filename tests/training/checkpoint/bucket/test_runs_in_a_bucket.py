@@ -131,7 +131,7 @@ def test_stages_and_a_dry_run_look_into_the_bucket(s3: Server, tmp_path: Path) -
         uploading.upload(UploadOrder(root=str(path.parent), url=url, attempt="me"), path)
         for flags in (CheckpointConfig(bucket=url), CheckpointConfig(load=url)):
             found = position(here, flags)
-            assert found is not None and (found.iteration, found.samples) == (7, 56)
+            assert found is not None and (found.now.iteration, found.now.samples) == (7, 56)
         assert has_own(here, CheckpointConfig(bucket=url)) and not has_own(here, CheckpointConfig())
         assert position(here, CheckpointConfig(bucket=f"{url}/nothing")) is None
         assert not here.exists()
