@@ -109,7 +109,8 @@ def stage_table(planned_stages: Sequence[tuple[RunConfig, Layout]]) -> list[str]
              str(layout))
         )  # fmt: skip
     said = f"{len(planned_stages)} stages, {end.iteration:,} iterations, {end.tokens:,} tokens:"
-    return [said, *columns(rows, left=(0, 8))]
+    priced = f"python -m tools.plan stages --recipe RECIPE --num_gpus {layout.world_size} --cluster NAME"
+    return [said, *columns(rows, left=(0, 8)), f"step times and price on a cluster: {priced}"]
 
 
 def _comment(lines: Sequence[str]) -> str:
