@@ -215,7 +215,6 @@ def export_folder(
         resumable.run(job, min(workers, len(sizes)), sum(sizes), done, "export")
         add_files(job, written, carried, more)
         notes += accept(folder) if accept is not None else []
-        resumable.finish(folder, target)
     if not tokenizer:
         notes.append("the checkpoint carries no tokenizer that transformers reads; --like HF_FOLDER takes one along.")
     return notes

@@ -118,7 +118,6 @@ def import_folder(
                 commit(folder, opened, job, len(parts), tokenizer)
             remove_tables(folder, map(part_name, range(len(parts))))
             notes += accept(folder) if accept is not None else []
-            resumable.finish(folder, target)
     return notes
 
 

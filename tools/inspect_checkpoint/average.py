@@ -119,7 +119,6 @@ def average(sources: Sequence[Path], target: Path, shares: Sequence[float] | Non
             write_parts(job, folder, job.parts, workers, "average")
             commit(job)
         remove_tables(folder, map(part_name, range(len(job.parts))))
-        resumable.finish(folder, target)
 
 
 def commit(job: AveragePlan) -> None:

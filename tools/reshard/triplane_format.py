@@ -26,7 +26,6 @@ def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: Re
         if not is_committed(folder):
             commit(source, plan, folder, names)
         remove_tables(folder, names)
-        resumable.finish(folder, target)
 
 
 def commit(source: CheckpointSource, plan: ReshardPlan, folder: Path, names: list[str]) -> None:

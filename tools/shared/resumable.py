@@ -23,6 +23,7 @@ from program.processes import ctrl_c_later, die_with_parent
 from program.untrusted import InputError, read_bytes
 from tools.shared.checked_checkpoint import FIX
 from tools.shared.written import check_new
+from training.checkpoint import folders
 from training.checkpoint.format.manifest import DamagedError
 
 UNFINISHED = ".tmp-convert"
@@ -53,7 +54,8 @@ class ConversionJob(Protocol):
 
 @contextlib.contextmanager
 def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
-    """The folder to write ``target`` in: what an earlier, killed run of the same job has finished is still there.
+    """The folder to write ``target`` in, which gets that name, for good, when all within has gone well. What an
+    earlier, killed run of the same job has finished is still there.
 
     Raises UserError where target exists, or another process works on it. Where the source turns out to be damaged, or
     the result is rejected, nothing is left of the folder. After any other mistake what is done stays, if anything is.
@@ -69,18 +71,23 @@ def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
             raise UserError(f"{folder}: another process is writing there. Wait for it, or end it.") from None
         wanted = json.dumps(job, indent=1).encode()
         if _noted(folder) != wanted:
-            _clear(folder)
+            for entry in folder.iterdir():
+                folders.remove(entry)
             replace_file(folder / JOB, wanted)
         yield folder
+        (folder / JOB).unlink(missing_ok=True)
+        sync_folder(folder)
+        folder.rename(target)
+        sync_folder(target.parent)
     except DamagedError as error:
-        _remove(folder)
+        shutil.rmtree(folder)
         raise UserError(f"{error}. {FIX}") from None
     except Rejected as error:
-        _remove(folder)
+        shutil.rmtree(folder)
         raise Rejected(str(error).replace(str(folder), str(target)) + f" {target} was removed.") from None
     except UserError:
         if {path.name for path in folder.iterdir()} <= {JOB}:
-            _remove(folder)
+            shutil.rmtree(folder)
         raise
     finally:
         os.close(descriptor)
@@ -92,14 +99,6 @@ def _noted(folder: Path) -> bytes | None:
         return read_bytes(folder / JOB)
     except (InputError, FileNotFoundError):
         return None
-
-
-def finish(folder: Path, target: Path) -> None:
-    """Give a folder that is complete its name, for good."""
-    (folder / JOB).unlink(missing_ok=True)
-    sync_folder(folder)
-    folder.rename(target)
-    sync_folder(target.parent)
 
 
 def bar_of_bytes(total: int, title: str, done: int = 0) -> tqdm:
@@ -175,16 +174,3 @@ def _work(job: ConversionJob, worker: int, workers: int, counter: "Synchronized[
     except OSError as error:
         said.put(f"{error.filename or 'a file'}: {error.strerror or error}.")
         os._exit(2)
-
-
-def _remove(folder: Path) -> None:
-    _clear(folder)
-    folder.rmdir()
-
-
-def _clear(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()

@@ -49,7 +49,6 @@ def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: Re
         write_into(folder, source)
         write_config_json(folder, source, plan)
         remove_tables(folder, names)
-        resumable.finish(folder, target)
 
 
 def reader(target: Path) -> DcpFiles:

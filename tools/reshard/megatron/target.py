@@ -45,7 +45,6 @@ def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: Re
         write_into(inner / TOKENIZER, source)
         commit(plan, inner, names, options)
         replace_file(folder / folders.LATEST_OF_MEGATRON, f"{plan.state.progress.iteration}\n".encode())
-        resumable.finish(folder, target)
 
 
 def reader(target: Path) -> TorchDist:
