@@ -9,7 +9,7 @@ import numpy as np
 from data.inputs import empty_path
 from data.manifest import FileSum, ShardManifest
 from data.raw import documents
-from data.raw.reading import DocumentBatch, ReadOptions, Rejects
+from data.raw.reading import ReadOptions, Rejects
 from data.raw.units import Unit
 from data.shard_writer import ShardWriter
 from data.shards import token_dtype
@@ -66,13 +66,10 @@ class TokenizeJob:
         before = 0
         for batch in documents.read(unit, self.reading, rejects):
             if batch.texts:
-                where = partial(self._where, unit, batch)
+                where = partial(documents.where, unit, batch, reading=self.reading)
                 writer.add_documents(*self.encoding.encode(batch.texts, seen, rejects, where))
             report(batch.source_bytes, writer.token_count - before)
             before = writer.token_count
-
-    def _where(self, unit: Unit, batch: DocumentBatch, number: int) -> str:
-        return documents.where(unit, batch, number, self.reading)
 
     def _manifest(
         self, unit: Unit, writer: ShardWriter, files: dict[str, FileSum], seen: UnitCounts, rejects: Rejects
