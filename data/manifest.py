@@ -173,21 +173,6 @@ def _checked(data: bytes, path: Path) -> ShardManifest:
     return found
 
 
-def has_its_ends(path: Path, expected: FileSum) -> bool:
-    """Whether a file begins and ends with what was written: O(1), and enough to see one that was overwritten as a
-    whole, filled with holes after a power cut, or is another one's. Raises OSError where it cannot be read.
-    """
-    return not expected.ends or ends_digest(path) == expected.ends
-
-
-def ends_digest(path: Path) -> str:
-    """blake2b of the first and the last END_BYTES of a file. Raises OSError where it cannot be read."""
-    with open_regular(path) as file:
-        head = os.pread(file.fileno(), END_BYTES, 0)
-        tail = os.pread(file.fileno(), END_BYTES, max(0, os.fstat(file.fileno()).st_size - END_BYTES))
-    return _digest(head + tail)
-
-
 def damaged_blocks(path: Path, expected: FileSum, report: Callable[[int], object]) -> Iterator[str]:
     """Read a file and describe what differs from its checksums, range by range. report: gets the bytes read.
 
