@@ -12,6 +12,7 @@ from pathlib import Path
 
 from data.config import DataConfig, path_of
 from data.raw.identity import ends_digest
+from program.durable import sync_folder
 from program.errors import UserError
 from program.locks import locked
 from program.schema import Count
@@ -60,8 +61,8 @@ def build_once(target: Path, build: Callable[[Path], None], console: Console) ->
         _make(target.parent)
         with _lock(target, console) as is_locked:
             if not is_whole(target):
-                if is_locked:
-                    _remove_leftovers(target)
+                for leftover in target.parent.glob(f".{target.name}.*") if is_locked else ():
+                    shutil.rmtree(leftover, ignore_errors=True)
                 _build(target, build)
     except OSError as error:
         if error.errno not in NO_ROOM:
@@ -102,10 +103,7 @@ def _sum(path: Path) -> tuple[int, str]:
         size = os.fstat(file.fileno()).st_size
         if size > HASHED_BYTES:
             return size, ends_digest(file.fileno(), size)
-        digest = hashlib.blake2b(digest_size=16)
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-        return size, digest.hexdigest()
+        return size, hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _build(target: Path, build: Callable[[Path], None]) -> None:
@@ -114,7 +112,8 @@ def _build(target: Path, build: Callable[[Path], None]) -> None:
     try:
         build(part)
         (part / SEAL).write_text(json.dumps({path.name: _sum(path) for path in sorted(part.iterdir())}))
-        _sync_files(part)
+        for path in part.iterdir():  # before the folder gets its name: a power cut must not leave it half empty
+            sync_folder(path)
         if os.path.lexists(target) and not is_whole(target):
             _remove(target)
         try:
@@ -132,19 +131,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _sync_files(folder: Path) -> None:
-    """Put the files on disk before the folder gets its name: a power cut must not leave it half empty."""
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-
-
-def _remove_leftovers(target: Path) -> None:
-    for path in target.parent.glob(f".{target.name}.*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -107,7 +107,8 @@ def joined(prefix: Path, suffixes: tuple[str, ...] = SHARD_SUFFIXES) -> list[Pat
     `web_en`: where a field has a `_`, what tools.preprocess wrote must say that it is this prefix's.
     """
     found = _joined_by_name(prefix, suffixes)
-    return [one for key, one in found.items() if "_" not in key or _is_planned(prefix, key) or _is_made_of(prefix, one)]
+    known = ((one, "_" not in key or key in planned_keys(prefix)) for key, one in found.items())
+    return [one for one, is_ours in known if is_ours or _is_made_of(prefix, one)]
 
 
 def _joined_by_name(prefix: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
@@ -135,11 +136,6 @@ def only(prefix: Path, found: list[Path]) -> list[Path]:
 def work_folder(prefix: Path) -> Path:
     """`PREFIX.preprocess`, where tools.preprocess keeps its plan, and what it makes the shards of."""
     return prefix.with_name(prefix.name + WORK_SUFFIX)
-
-
-def _is_planned(prefix: Path, key: str) -> bool:
-    """Whether the plan of this prefix is to join documents of this field."""
-    return key in planned_keys(prefix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A shard's manifest, `X.json` beside `X.bin` and `X.idx`: what is in it, how it was made, and its checksums."""
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -172,21 +173,6 @@ def _checked(data: bytes, path: Path) -> ShardManifest:
     return found
 
 
-def has_its_ends(path: Path, expected: FileSum) -> bool:
-    """Whether a file begins and ends with what was written: O(1), and enough to see one that was overwritten as a
-    whole, filled with holes after a power cut, or is another one's. Raises OSError where it cannot be read.
-    """
-    return not expected.ends or ends_digest(path) == expected.ends
-
-
-def ends_digest(path: Path) -> str:
-    """blake2b of the first and the last END_BYTES of a file. Raises OSError where it cannot be read."""
-    with open_regular(path) as file:
-        head = os.pread(file.fileno(), END_BYTES, 0)
-        tail = os.pread(file.fileno(), END_BYTES, max(0, os.fstat(file.fileno()).st_size - END_BYTES))
-    return _digest(head + tail)
-
-
 def damaged_blocks(path: Path, expected: FileSum, report: Callable[[int], object]) -> Iterator[str]:
     """Read a file and describe what differs from its checksums, range by range. report: gets the bytes read.
 
@@ -199,8 +185,9 @@ def damaged_blocks(path: Path, expected: FileSum, report: Callable[[int], object
         if _digest("".join(expected.blocks).encode()) != expected.blake2b:
             yield f"{path}: the checksums of its blocks are not those that the manifest sums up"
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        buffered = io.BufferedReader(file)  # reads all of a block, where it is there
         for number, digest in enumerate(expected.blocks):
-            block = _read_block(file.fileno())
+            block = buffered.read(BLOCK_BYTES)
             report(len(block))
             if _digest(block) != digest:
                 start = number * BLOCK_BYTES
@@ -209,11 +196,3 @@ def damaged_blocks(path: Path, expected: FileSum, report: Callable[[int], object
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _read_block(descriptor: int) -> bytes:
-    pieces, left = [], BLOCK_BYTES
-    while left and (piece := os.read(descriptor, left)):
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)

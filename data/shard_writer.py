@@ -34,7 +34,8 @@ class ShardWriter:
         self._describe = describe
         self._sums = BlockSums()
         self._lengths = array("i")
-        self._open_document_tokens = 0
+        self.open_document_tokens = 0
+        """Of the document that has not ended yet."""
         suffix = f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
         names = [bin_path(prefix), *([manifest_path(prefix)] if describe else []), idx_path(prefix)]
         self._parts = {path: path.with_name(path.name + suffix) for path in names}
@@ -44,11 +45,6 @@ class ShardWriter:
         """Documents written so far, the open one not counted."""
         return len(self._lengths)
 
-    @property
-    def open_document_tokens(self) -> int:
-        """Tokens of the document that has not ended yet."""
-        return self._open_document_tokens
-
     def add(self, ids: np.ndarray) -> None:
         """Append ids [n] to the open document. Raises ValueError for an id outside the vocabulary."""
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
@@ -57,13 +53,11 @@ class ShardWriter:
         self._file.write(data)
         if self._describe:
             self._sums.update(data)
-        self._open_document_tokens += ids.size
+        self.open_document_tokens += ids.size
 
     def end_document(self) -> None:
         """Close the open document. Raises UserError beyond the 2^31 - 1 tokens that the format can count."""
-        length = self._open_document_tokens
-        self._open_document_tokens = 0
-        self._count(np.array([length]))
+        self.end_documents(np.array([self.open_document_tokens]))
 
     def add_documents(self, ids: np.ndarray, lengths: np.ndarray) -> None:
         """Append whole documents: ids [n] one document after another, lengths [documents] in tokens.
@@ -75,12 +69,9 @@ class ShardWriter:
 
     def end_documents(self, lengths: np.ndarray) -> None:
         """Say that what was added since the last document's end are documents of these lengths."""
-        if int(lengths.sum()) != self._open_document_tokens:
-            raise ValueError(f"documents of {lengths.sum()} tokens, {self._open_document_tokens} were added")
-        self._open_document_tokens = 0
-        self._count(lengths)
-
-    def _count(self, lengths: np.ndarray) -> None:
+        if int(lengths.sum()) != self.open_document_tokens:
+            raise ValueError(f"documents of {lengths.sum()} tokens, {self.open_document_tokens} were added")
+        self.open_document_tokens = 0
         if len(lengths) and int(lengths.max()) > MAX_SEQUENCE_TOKENS:
             raise UserError(
                 f"data: a document of {lengths.max()} tokens does not fit the .idx format "
@@ -110,7 +101,7 @@ class ShardWriter:
                     part.unlink(missing_ok=True)
 
     def _commit(self) -> None:
-        if self._open_document_tokens:
+        if self.open_document_tokens:
             raise ValueError("the last document was not ended")
         self._file.flush()
         os.fsync(self._file.fileno())

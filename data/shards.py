@@ -20,7 +20,8 @@ import numpy as np
 
 from data import bucket_copies
 from data.block_cache import BlockCache, BlockTokens
-from data.manifest import END_BYTES, ShardManifest, has_its_ends, manifest_path, read_manifest
+from data.manifest import END_BYTES, ShardManifest, manifest_path, read_manifest
+from data.raw.identity import ends_digest
 from program.errors import UserError
 from program.untrusted import InputError, open_regular
 
@@ -168,13 +169,8 @@ class Shard:
 
     def _array(self, dtype: type[np.integer], start: int, first: int, count: int) -> np.ndarray:
         """Entries `first` to `first` + `count` of what begins at byte `start` of the index."""
-        width = np.dtype(dtype).itemsize
-        with open_regular(idx_path(self.prefix)) as file:
-            file.seek(start + first * width)
-            found = np.fromfile(file, dtype, count)
-        if len(found) < count:  # became shorter after it was opened
-            self._refuse(f"{len(found) * width} bytes at {start + first * width}", f"{count * width}")
-        return found
+        with _opened(idx_path(self.prefix)) as index:
+            return self._numbers(index, dtype, start + first * np.dtype(dtype).itemsize, count)
 
     def fingerprint(self) -> str:
         """Hex digest of the checksums that the manifest holds.
@@ -237,8 +233,13 @@ class Shard:
             )
 
     def _check_ends(self, manifest: ShardManifest) -> None:
+        """O(1), and enough to see a file that was overwritten as a whole, filled with holes after a power cut, or is
+        another one's."""
         for name, path in (("bin", bin_path(self.prefix)), ("idx", idx_path(self.prefix))):
-            if name in manifest.files and not has_its_ends(path, manifest.files[name]):
+            expected = manifest.files[name].ends if name in manifest.files else ""
+            with _opened(path) as file:
+                found = ends_digest(file, os.fstat(file).st_size, END_BYTES)
+            if expected and found != expected:
                 raise UserError(
                     f"data: {path} is not the file that {manifest_path(self.prefix).name} describes: its first or last "
                     f"{END_BYTES} bytes are others, and its size is right. `python -m tools.preprocess verify "
@@ -250,7 +251,7 @@ class Shard:
         if self._document_entries <= 1:
             self._document_entries = 0
             return self.sequence_count
-        (last,) = self._numbers(index, "q", self._documents_at + 8 * (self._document_entries - 1), 1)
+        (last,) = self._numbers(index, np.int64, self._documents_at + 8 * (self._document_entries - 1), 1).tolist()
         if last != self.sequence_count:
             raise UserError(
                 f"data: {idx_path(self.prefix)} ends its documents at sequence {last} and holds "
@@ -263,8 +264,8 @@ class Shard:
         if self.sequence_count == 0:
             return 0
         last = self.sequence_count - 1
-        (length,) = self._numbers(index, "i", HEADER.size + 4 * last, 1)
-        (offset,) = self._numbers(index, "q", self._offsets_at + 8 * last, 1)
+        (length,) = self._numbers(index, np.int32, HEADER.size + 4 * last, 1).tolist()
+        (offset,) = self._numbers(index, np.int64, self._offsets_at + 8 * last, 1).tolist()
         return offset + length * self.dtype.itemsize
 
     @property
@@ -278,8 +279,8 @@ class Shard:
     def _sequence_start(self, index: int, sequence: int) -> int:
         """Position of a sequence's first token: each sequence must begin where the one before it ends."""
         first, last = max(sequence - 1, 0), min(sequence + 1, self.sequence_count - 1)
-        lengths = self._numbers(index, "i", HEADER.size + 4 * first, last - first + 1)
-        offsets = list(self._numbers(index, "q", self._offsets_at + 8 * first, last - first + 1))
+        lengths = self._numbers(index, np.int32, HEADER.size + 4 * first, last - first + 1).tolist()
+        offsets: list[int] = self._numbers(index, np.int64, self._offsets_at + 8 * first, last - first + 1).tolist()
         width, bin_bytes = self.dtype.itemsize, self.token_count * self.dtype.itemsize
         ends = [offset + length * width for offset, length in zip(offsets, lengths, strict=True)]
         # What follows: the next offset; after the last sequence, the end of the .bin.
@@ -290,7 +291,7 @@ class Shard:
         outside = [one for one in offsets if one % width or not 0 <= one <= bin_bytes]
         if outside or min(lengths) < 0 or offsets != starts:
             self._refuse(
-                f"sequences {first} to {last} of {list(lengths)} tokens, which begin at bytes {offsets}",
+                f"sequences {first} to {last} of {lengths} tokens, which begin at bytes {offsets}",
                 f"multiples of {width} up to {bin_bytes}, here {starts} by the lengths",
             )
         return offsets[sequence - first] // width
@@ -300,12 +301,12 @@ class Shard:
         if not self._document_entries:
             return document
         first, last = max(document - 1, 0), min(document + 1, self._document_entries - 1)
-        entries = self._numbers(index, "q", self._documents_at + 8 * first, last - first + 1)
+        entries = self._numbers(index, np.int64, self._documents_at + 8 * first, last - first + 1)
         # As many documents as sequences are one each, in all but the index that has an empty one for each that has
         # two. So there, between two entries that say so, is no other.
         one_each = self._document_entries == self.sequence_count + 1 and (entries[0], entries[-1]) == (first, last)
-        self._check_documents(np.array(entries), first, one_each)
-        return entries[document - first]
+        self._check_documents(entries, first, one_each)
+        return int(entries[document - first])
 
     def _check_documents(self, entries: np.ndarray, first: int, one_each: bool = False) -> None:
         """Raise UserError where document entries, the first of which is number `first`, cannot be right.
@@ -325,13 +326,15 @@ class Shard:
             shown = entries[place : place + 3].tolist()
             self._refuse(f"documents {first + place} to {first + place + len(shown) - 1} at sequences {shown}", rule)
 
-    def _numbers(self, index: int, kind: str, start: int, count: int) -> tuple[int, ...]:
-        """Little-endian integers of an index file, `kind` as struct names them, from byte `start` on."""
-        layout = struct.Struct(f"<{count}{kind}")
-        raw = os.pread(index, layout.size, start)
-        if len(raw) < layout.size:  # became shorter after it was opened
-            self._refuse(f"no byte after {start + len(raw)}", f"{layout.size} bytes at {start}")
-        return layout.unpack(raw)
+    def _numbers(self, index: int, dtype: type[np.integer], start: int, count: int) -> np.ndarray:
+        """Little-endian integers of an index file from byte `start` on."""
+        found, filled = bytearray(count * np.dtype(dtype).itemsize), 0
+        while filled < len(found):
+            size = os.preadv(index, [memoryview(found)[filled:]], start + filled)
+            if not size:  # became shorter after it was opened
+                self._refuse(f"no byte after {start + filled}", f"{len(found)} bytes at {start}")
+            filled += size
+        return np.frombuffer(found, dtype)
 
     def _refuse(self, found: str, expected: str) -> NoReturn:
         verify = f"`python -m tools.preprocess verify {self.prefix}` names all damage. " if self.manifest else ""

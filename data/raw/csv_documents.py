@@ -4,6 +4,7 @@ import codecs
 import csv
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from data.raw.compressed import Unpacked
@@ -49,15 +50,12 @@ def read_csv(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
             for position, record in block.records:
                 if not record.strip(b"\r\n"):
                     continue
-                text, reason = _field(record, header, part, reading)
-                if text is None:
-                    rejects.reject(lambda: f"{line_place(part, position, reading)}: {reason}")  # noqa: B023
-                else:
+                found = _field(record, header, part, reading)
+                if (text := rejects.taken(found, partial(line_place, part, position, reading))) is not None:
                     texts.append(text)
                     positions.append(position)
             if block.too_long is not None:
-                place = block.too_long
-                rejects.reject(lambda: f"{line_place(part, place, reading)}: {_too_long(reading)}")  # noqa: B023
+                rejects.taken((None, _too_long(reading)), partial(line_place, part, block.too_long, reading))
             size = packed.packed_bytes - before if packed else block.size + read
             before, read = before + size, 0
             yield DocumentBatch(texts, size, DocumentOffset(0, block.offset), positions)

@@ -3,6 +3,7 @@
 import codecs
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
 from data.raw import hub
@@ -113,21 +114,13 @@ def _parse(
                 is_good = type(text) is str and len(line) <= limit
             except (ValueError, KeyError, TypeError, IndexError):
                 is_good = False
-            if not is_good:
-                text = _parse_again(line, position, part, reading, rejects)
+            if not is_good:  # what the fast way does not take may be right all the same
+                text = rejects.taken(field_of(line, reading), partial(line_place, part, position, reading))
             if text is not None:
                 texts.append(text)
                 positions.append(position)
         position += len(line) + 1
     return texts, positions
-
-
-def _parse_again(line: bytes, position: int, part: SourcePart, reading: ReadOptions, rejects: Rejects) -> str | None:
-    """What the fast way does not take: a document that is right all the same; None where it is not, for a reason."""
-    text, reason = field_of(line, reading)
-    if text is None:
-        rejects.reject(lambda: f"{line_place(part, position, reading)}: {reason}")
-    return text
 
 
 def field_of(line: bytes, reading: ReadOptions) -> tuple[str | None, str]:
@@ -188,10 +181,8 @@ def _parquet(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
                     row += len(batch)
                     continue
                 for value in _values(_leaf(batch, key)):
-                    text, reason = checked(value, f'column "{key}"', reading)
-                    if text is None:
-                        rejects.reject(lambda: f"{_row(part, row)}: {reason}")  # noqa: B023
-                    else:
+                    text = rejects.taken(checked(value, f'column "{key}"', reading), partial(_row, part, row))
+                    if text is not None:
                         texts.append(text)
                         positions.append(row)
                     row += 1
@@ -239,14 +230,10 @@ def _dataset(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
         try:
             value = value_at(row, reading.jsonl_key)
         except KeyError:
-            found = names_in(row)
-            raise UserError(
-                f'{part.source.path}: no column "{reading.jsonl_key}"; found: {found}. Set {reading.flags}jsonl_key.'
-            ) from None
-        text, reason = checked(value, f'column "{reading.jsonl_key}"', reading)
-        if text is None:
-            rejects.reject(lambda: f"{_row(part, number)}: {reason}")  # noqa: B023
-        else:
+            problem = f'no column "{reading.jsonl_key}"; found: {names_in(row)}.'
+            raise UserError(f"{part.source.path}: {problem} Set {reading.flags}jsonl_key.") from None
+        found = checked(value, f'column "{reading.jsonl_key}"', reading)
+        if (text := rejects.taken(found, partial(_row, part, number))) is not None:
             texts.append(text)
             positions.append(number)
             size += len(text.encode())

@@ -10,10 +10,10 @@ END_BYTES = 64 << 10
 """Looked at of a file's beginning and of its end."""
 
 
-def ends_digest(descriptor: int, size: int) -> str:
-    """blake2b of the first and the last END_BYTES of an open file: O(1)."""
-    digest = hashlib.blake2b(os.pread(descriptor, END_BYTES, 0), digest_size=16)
-    digest.update(os.pread(descriptor, END_BYTES, max(0, size - END_BYTES)))
+def ends_digest(descriptor: int, size: int, end_bytes: int = END_BYTES) -> str:
+    """blake2b of the first and the last bytes of an open file: O(1)."""
+    digest = hashlib.blake2b(os.pread(descriptor, end_bytes, 0), digest_size=16)
+    digest.update(os.pread(descriptor, end_bytes, max(0, size - end_bytes)))
     return digest.hexdigest()
 
 

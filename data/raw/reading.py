@@ -79,6 +79,13 @@ class Rejects:
         if len(self.shown) < SHOWN:
             self.shown.append(printable(describe()))
 
+    def taken(self, found: tuple[str | None, str], place: Callable[[], str]) -> str | None:
+        """A document, as ``checked`` gives it; None where it is none, which is rejected. Raises as ``reject``."""
+        text, reason = found
+        if text is None:
+            self.reject(lambda: f"{place()}: {reason}")
+        return text
+
 
 def checked(value: Any, name: str, reading: ReadOptions) -> tuple[str | None, str]:
     """What a field holds, where it is a document; or None, and why it is none."""

@@ -1,7 +1,7 @@
 """From `data.stream` to what streams are made of: inputs found, cut into units, and tried out."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,9 +138,6 @@ def _sample(divided: Sequence[Unit], reading: ReadOptions, names: Sequence[str])
 
 def _first(unit: Unit, reading: ReadOptions) -> list[str]:
     """Beginnings of the documents with text of a unit's first batch that has any."""
-    return next(filter(None, _batches(unit, reading)), [])
-
-
-def _batches(unit: Unit, reading: ReadOptions) -> Iterator[list[str]]:
-    for batch in read(unit, reading, Rejects(reading.on_bad_document, reading.flags)):
-        yield [text[:SAMPLED_CHARACTERS] for text in batch.texts if text][:SAMPLED_DOCUMENTS]
+    batches = read(unit, reading, Rejects(reading.on_bad_document, reading.flags))
+    beginnings = ([text[:SAMPLED_CHARACTERS] for text in batch.texts if text] for batch in batches)
+    return next(filter(None, beginnings), [])[:SAMPLED_DOCUMENTS]

@@ -106,17 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = parse_flags(Preprocess, given, program, __doc__)
     try:
         return int(asked.run())
-    except UserError as error:
+    except (UserError, WorkerDied) as error:
         print(f"preprocess: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, UserError) else 1
     except OSError as error:  # a disk or a name that no step expected
         if not error.filename:
             raise
         print(f"preprocess: {error.filename}: {error.strerror}.", file=sys.stderr)
         return 2
-    except WorkerDied as error:
-        print(f"preprocess: {error}", file=sys.stderr)
-        return 1
     except (Stopped, KeyboardInterrupt):
         print("preprocess: stopped; the same command continues", file=sys.stderr)
         return STOPPED

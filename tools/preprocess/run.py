@@ -255,7 +255,7 @@ def _shuffle(
     left = [index for index, prefix in enumerate(made) if not is_complete(prefix)]
     if left and not (options.merge and is_complete(_joined(options))):
         clear = partial(job.output.clear_unfinished, prefix=made.__getitem__)
-        shuffle = shuffle_merge.Shuffle(job, options.shuffle_docs, not options.merge)
+        shuffle = shuffle_merge.Shuffle(job, options.shuffle_docs, made)
         with worker_pool.progress(totals.tokens * token_dtype(job.tokenizer.vocab_size).itemsize, "shuffling") as bar:
             worker_pool.work(left, shuffle.run_task, clear, options.workers, bar, locks, stop)
     for unit in job.units:

@@ -33,7 +33,8 @@ class Shuffle:
 
     job: TokenizeJob
     seed: int
-    is_last_stage: bool
+    made: list[Path]
+    """Prefixes of the shards to write: as many as units that hold documents."""
     shards: list[Shard] = field(init=False)
     ends: np.ndarray = field(init=False)
 
@@ -43,20 +44,10 @@ class Shuffle:
         self.shards = [Shard(prefix) for prefix in held]
         self.ends = np.cumsum([shard.document_count for shard in self.shards], dtype=np.int64)
 
-    @property
-    def count(self) -> int:
-        """Shards to write: as many as units that hold documents."""
-        return len(self.shards)
-
-    def prefix(self, index: int) -> Path:
-        """Of a shuffled shard."""
-        output = self.job.output
-        return output.shard(index, self.count) if self.is_last_stage else output.kept("mixed", index, self.count)
-
     def run_task(self, index: int, report: Report) -> None:
         """Write one shuffled shard."""
         total = int(self.ends[-1])
-        first, last = total * index // self.count, total * (index + 1) // self.count
+        first, last = total * index // len(self.made), total * (index + 1) // len(self.made)
         documents = permute(np.arange(first, last), total, f"triplane documents {self.seed}")
         units, starts, lengths = self._locate(documents)
 
@@ -64,7 +55,7 @@ class Shuffle:
             source = (f"documents {first}:{last} of {total}, shuffled with seed {self.seed}",)
             return self.job.manifest(writer, files, source=source, counts={})
 
-        prefix, vocab_size = self.prefix(index), self.job.tokenizer.vocab_size
+        prefix, vocab_size = self.made[index], self.job.tokenizer.vocab_size
         with saying_where_no_space_is(prefix), ShardWriter(prefix, vocab_size, describe) as writer:
             for piece in np.split(np.arange(len(documents)), _cuts(lengths)):
                 rows = zip(units[piece].tolist(), starts[piece].tolist(), lengths[piece].tolist(), strict=True)

@@ -9,7 +9,7 @@ import numpy as np
 from data.inputs import empty_path
 from data.manifest import FileSum, ShardManifest
 from data.raw import documents
-from data.raw.reading import DocumentBatch, ReadOptions, Rejects
+from data.raw.reading import ReadOptions, Rejects
 from data.raw.units import Unit
 from data.shard_writer import ShardWriter
 from data.shards import token_dtype
@@ -48,7 +48,14 @@ class TokenizeJob:
         rejects = Rejects(self.reading.on_bad_document)
 
         def describe(writer: ShardWriter, files: dict[str, FileSum]) -> ShardManifest:
-            return self._manifest(unit, writer, files, seen, rejects)
+            counts = {
+                "text_bytes": seen.text_bytes,
+                "empty": seen.empty,
+                "rejected": rejects.count,
+                "special_text": seen.special_text,
+            }
+            source = tuple(map(str, unit.parts))
+            return self.manifest(writer, files, source=source, counts=counts, rejected=tuple(rejects.shown))
 
         with saying_where_no_space_is(prefix):
             try:
@@ -58,7 +65,7 @@ class TokenizeJob:
                     if not writer.document_count:
                         raise _NoDocument
             except _NoDocument:
-                write_whole(empty_path(prefix), self._manifest(unit, writer, {}, seen, rejects).dump().encode())
+                write_whole(empty_path(prefix), describe(writer, {}).dump().encode())
 
     def _write_documents(
         self, writer: ShardWriter, unit: Unit, seen: UnitCounts, rejects: Rejects, report: Report
@@ -66,29 +73,10 @@ class TokenizeJob:
         before = 0
         for batch in documents.read(unit, self.reading, rejects):
             if batch.texts:
-                where = partial(self._where, unit, batch)
+                where = partial(documents.where, unit, batch, reading=self.reading)
                 writer.add_documents(*self.encoding.encode(batch.texts, seen, rejects, where))
             report(batch.source_bytes, writer.token_count - before)
             before = writer.token_count
-
-    def _where(self, unit: Unit, batch: DocumentBatch, number: int) -> str:
-        return documents.where(unit, batch, number, self.reading)
-
-    def _manifest(
-        self, unit: Unit, writer: ShardWriter, files: dict[str, FileSum], seen: UnitCounts, rejects: Rejects
-    ) -> ShardManifest:
-        return self.manifest(
-            writer,
-            files,
-            source=tuple(map(str, unit.parts)),
-            counts={
-                "text_bytes": seen.text_bytes,
-                "empty": seen.empty,
-                "rejected": rejects.count,
-                "special_text": seen.special_text,
-            },
-            rejected=tuple(rejects.shown),
-        )
 
     def manifest(
         self,
