@@ -39,18 +39,6 @@ STALE = {"stale": 0.3}
 HUNG = 255
 """In place of an exit code."""
 VICTIMS = ("a rank", "a rank", "the launcher", "all processes", "the uploader", "SIGTERM")
-DENSE: Mapping[str, tuple[int, ...]] = {
-    "1 rank": (1, 1, 1, 1, 1), "DP 2": (2, 1, 1, 1, 1), "TP 2": (2, 2, 1, 1, 1), "PP 2": (2, 1, 2, 1, 1),
-    "CP 2": (2, 1, 1, 2, 1), "TP 2, PP 2": (4, 2, 2, 1, 1), "TP 2, DP 2": (4, 2, 1, 1, 1),
-    "TP 2, CP 2": (4, 2, 1, 2, 1), "PP 2, DP 2": (4, 1, 2, 1, 1),
-}  # fmt: skip
-"""Ranks, and sizes of the axes TP, PP, CP and EP."""
-EXPERTS: Mapping[str, tuple[int, ...]] = {
-    "1 rank": (1, 1, 1, 1, 1), "DP 2": (2, 1, 1, 1, 1), "EP 2": (2, 1, 1, 1, 2), "PP 2": (2, 1, 2, 1, 1),
-    "CP 2": (2, 1, 1, 2, 1), "PP 2, EP 2": (4, 1, 2, 1, 2), "CP 2, EP 2": (4, 1, 1, 2, 2),
-}  # fmt: skip
-ALL_EXPERTS = ("--model.num_moe_experts", "2", "--model.moe_router_topk", "2", "--model.moe_ffn_hidden_size", "48")
-"""Every token takes both: rounding, which differs between layouts, chooses none."""
 
 
 class Moment(NamedTuple):
@@ -84,7 +72,7 @@ class BucketRun:
     folder: Path
     draw: Random
     layouts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Empty: the stages have their own, of two ranks."""
+    """By name, ranks and sizes of the axes TP, PP, CP and EP. Empty: the stages have their own, of two ranks."""
     flags: tuple[str, ...] = ()
     counts: Counter[Happened] = field(default_factory=Counter)
     cluster: int = 0

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +27,7 @@ from program.buckets import client, transfer
 from program.flags import parse_flags
 from tests.benchmarks.circumstances import ROOT, commit, now
 from tests.faults import document, program, stages
-from tests.faults.bucket_run import ALL_EXPERTS, DENSE, EXPERTS, BucketRun, Happened
+from tests.faults.bucket_run import BucketRun, Happened
 from tests.faults.bucket_scene import BucketScene, asked, scene
 from tests.faults.processes import all_gone, children, kill
 from tests.faults.results import CaseResult
@@ -50,6 +50,19 @@ CORPORA = {"a": 24_000_000, "b": 16_000_000, "c": 20_000}
 """Tokens of two bytes, in blocks of 1 MiB; the last is read several times."""
 LENGTHS = (14, 24)
 PATIENCE_S = "60"
+"""Of a run, with one request, before it ends."""
+DENSE: Mapping[str, tuple[int, ...]] = {
+    "1 rank": (1, 1, 1, 1, 1), "DP 2": (2, 1, 1, 1, 1), "TP 2": (2, 2, 1, 1, 1), "PP 2": (2, 1, 2, 1, 1),
+    "CP 2": (2, 1, 1, 2, 1), "TP 2, PP 2": (4, 2, 2, 1, 1), "TP 2, DP 2": (4, 2, 1, 1, 1),
+    "TP 2, CP 2": (4, 2, 1, 2, 1), "PP 2, DP 2": (4, 1, 2, 1, 1),
+}  # fmt: skip
+"""As ``BucketRun.layouts``."""
+EXPERTS: Mapping[str, tuple[int, ...]] = {
+    "1 rank": (1, 1, 1, 1, 1), "DP 2": (2, 1, 1, 1, 1), "EP 2": (2, 1, 1, 1, 2), "PP 2": (2, 1, 2, 1, 1),
+    "CP 2": (2, 1, 1, 2, 1), "PP 2, EP 2": (4, 1, 2, 1, 2), "CP 2, EP 2": (4, 1, 1, 2, 2),
+}  # fmt: skip
+ALL_EXPERTS = ("--model.num_moe_experts", "2", "--model.moe_router_topk", "2", "--model.moe_ffn_hidden_size", "48")
+"""Every token takes both: rounding, which differs between layouts, chooses none."""
 PR_SET_CHILD_SUBREAPER = 36
 """prctl(2): whose parent has died becomes this process's child, so that nothing is left behind unseen."""
 
