@@ -1,6 +1,6 @@
 # To begin with: make demo | test. Before a change lands: lint | test | test-all (campaigns) | versions (oldest and newest torch).
 # On GPUs: prove-gpu; without them: prove-gpu-path | te-extension. Held against others: against-megatron | oracle.
-# Under faults: faults | soak. Measured: bench | bench-checkpoint | bench-data | monitoring. A site: docs. Packages: setup | clean.
+# Under faults: faults | soak | soak-bucket. Measured: bench | bench-checkpoint | bench-data | monitoring. A site: docs. Packages: setup | clean.
 # In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
@@ -18,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 # Containers often set it: then each program that a test starts compiles our modules anew, 0.4 of 0.9 s of its CPU time.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-all versions setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension against-megatron faults oracle soak monitoring bench-data clean
+.PHONY: demo test test-all versions setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension against-megatron faults oracle soak soak-bucket monitoring bench-data clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -26,7 +26,7 @@ demo: setup
 test: setup .te/.ready
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
-# With every campaign: layouts, families, GPU code, the oracle, faults, a soak; hours. docs/benchmarks/test_all.json says what came of it;
+# With every campaign: layouts, families, GPU code, the oracle, faults, soaks; hours. docs/benchmarks/test_all.json says what came of it;
 # tests.campaigns --mend goes on where one was interrupted.
 test-all: setup .te/.ready te-extension
 	$(PYTHON) -m tests.campaigns --workers $(WORKERS)
@@ -83,6 +83,10 @@ oracle: setup
 MINUTES ?= 30
 soak: setup
 	$(PYTHON) -m tests.faults.soak --minutes $(MINUTES)
+
+# Runs through stages, out of a bucket and into one, killed and failed by the server: each must end as an undisturbed one.
+soak-bucket: setup
+	$(PYTHON) -m tests.faults.bucket_soak --minutes $(MINUTES)
 
 # Needs Debian's prometheus and prometheus-node-exporter. MLFLOW=the program mlflow of the whole package tries its server, too.
 monitoring: setup

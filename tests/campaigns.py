@@ -2,9 +2,9 @@
 
     python -m tests.campaigns [--workers 2] [--only tests/training oracle] [--mend] [--output FILE]
 
-Tests of each folder with --campaign, layouts and each file of tests/gpu_path among them; then the oracle, the faults, a
-soak, and monitoring where Prometheus is installed. Hours: a part that has ended is written down, and --mend goes on
-behind it.
+Tests of each folder with --campaign, layouts and each file of tests/gpu_path among them; then the oracle, the faults,
+two soaks, and monitoring where Prometheus is installed. Hours: a part that has ended is written down, and --mend goes
+on behind it.
 """
 
 import shutil
@@ -29,6 +29,7 @@ PROGRAMS = {
     "oracle": "-m tests.oracle --cases 400 --mend --write_page",
     **{f"faults/{name}": f"-m tests.faults --only {name}" for name in COUNTS},
     "soak": "-m tests.faults.soak --minutes 30",
+    "soak/bucket": "-m tests.faults.bucket_soak --minutes 30 --page docs/faults.md",
     "monitoring": "-m tests.monitoring",
 }
 LONGEST = "gpu_path"
@@ -45,7 +46,7 @@ class Campaigns:
 
     only: tuple[str, ...] = ()
     """Which parts: folders of tests (tests/training), tests (files at the top), oracle, faults/kills and so on, soak,
-    monitoring. None: all, in this order."""
+    soak/bucket, monitoring. None: all, in this order."""
 
     mend: bool = False
     """Leave out what went well before, at whichever commit: whole parts, cases of the faults, and tests of a part that

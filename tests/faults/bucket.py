@@ -1,6 +1,5 @@
 """Uploads into a bucket, killed at random moments and failed by the server: is anything lost, or half seen?"""
 
-import json
 import os
 import shutil
 import signal
@@ -12,7 +11,17 @@ from pathlib import Path
 from random import Random
 
 from tests.faults import kills, program
-from tests.faults.bucket_scene import LIMIT_S, BucketScene, asked, contents, forked, scene, stored_name, uploader
+from tests.faults.bucket_scene import (
+    LIMIT_S,
+    BucketScene,
+    asked,
+    contents,
+    forked,
+    scene,
+    stored_name,
+    uploader,
+    uploaders,
+)
 from tests.faults.processes import Process, family, kill
 from tests.faults.results import CaseResult, Store
 from tests.support import buckets
@@ -128,7 +137,7 @@ class UploadChain:
         killed = self.draw.random() < 0.5
         kind = self.draw.choice(KILLED) if killed else self.draw.choice(list(ANSWERED))
         failure = kind if not killed else "503" if "503" in kind else "lost" if "lost" in kind else ""
-        self.scene.fail(failure, ANSWERED.get(failure, 0.0))
+        self.scene.fail({failure: ANSWERED[failure]} if failure else {})
         if killed:
             pid, stdin = uploader(self.order, self.folder / "log")
             time.sleep(self.draw.choice([self.draw.uniform(0, 1.0), self.draw.uniform(0.5, 2.5)]))
@@ -220,7 +229,7 @@ class RunChain(UploadChain):
             time.sleep(0.005)
         time.sleep(self.draw.uniform(0, 0.5))
         problems = [] if kills._is_alive(pid) else [f"the run has ended: {log.read_text()[-600:]}"]
-        kill([*family(pid).all(), *_uploaders(self.order.url), Process(pid, None)])
+        kill([*family(pid).all(), *uploaders(self.order.url), Process(pid, None)])
         program.finish(pid)
         problems += self._losses(expected)
         found = contents(self.order.url, self.scene.scratch)
@@ -262,16 +271,3 @@ class RunChain(UploadChain):
                 f"the end: exit code {code}, {found.newest} in the bucket, not {expected}: {log.read_text()[-600:]}"
             )
         return problems
-
-
-def _uploaders(url: str) -> list[Process]:
-    """Programs that upload there."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"checkpoint.bucket.process" in words and json.dumps(url).encode() in words:
-            found.append(Process(int(folder.name), None))
-    return found

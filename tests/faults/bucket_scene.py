@@ -2,6 +2,7 @@
 own: the campaign's own one, which forks all others, never opens a connection."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -10,13 +11,16 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from program.buckets import client
+from program.processes import start_of
+from tests.faults.processes import Process, command_of
 from tests.support import buckets
 from tests.support.buckets import BUCKET, Failure, Request, Server
 from training.checkpoint import folders
@@ -39,13 +43,18 @@ class BucketScene:
 
     @property
     def rule(self) -> Path:
-        """A file for the proxy: a failure and the share of requests that it meets; or nothing."""
+        """A file for the proxy: failures, and the share of requests that each meets."""
         return self.scratch / "rule"
 
-    def fail(self, failure: str = "", share: float = 0.0) -> None:
+    @property
+    def log(self) -> Path:
+        """A line for each request: its failure or "-", method and path."""
+        return self.scratch / "requests"
+
+    def fail(self, shares: Mapping[str, float] = MappingProxyType({})) -> None:
         """From the next request on."""
         written = self.rule.with_suffix(".new")
-        written.write_text(f"{failure} {share}")
+        written.write_text(json.dumps(dict(shares)))
         written.replace(self.rule)
 
     def url(self, name: str) -> str:
@@ -58,12 +67,13 @@ def scene(scratch: Path, server_of: Callable[[Path], AbstractContextManager[Serv
     """A server and the proxy, each in a process of its own."""
     with server_of(scratch / "server") as server:
         endpoint = scratch / "endpoint"
-        pid = forked(lambda: _proxy(server, scratch / "rule", endpoint), scratch / "proxy.log")
+        unproxied = BucketScene(scratch=scratch, server=server)
+        unproxied.fail()
+        pid = forked(lambda: _proxy(unproxied, endpoint), scratch / "proxy.log")
         try:
             while not endpoint.exists():
                 time.sleep(0.05)
-            found = BucketScene(scratch=scratch, server=Server(endpoint.read_text(), pid))
-            found.fail()
+            found = dataclasses.replace(unproxied, server=Server(endpoint.read_text(), pid))
             os.environ |= found.server.environment | {client.PATIENCE: "2"}
             yield found
         finally:
@@ -71,19 +81,30 @@ def scene(scratch: Path, server_of: Callable[[Path], AbstractContextManager[Serv
             os.waitpid(pid, 0)
 
 
-def _proxy(server: Server, rule: Path, endpoint: Path) -> int:
+def _proxy(scene: BucketScene, endpoint: Path) -> int:
     draw = random.Random(1)
 
-    def judged(_: Request) -> Failure | None:
-        failure, share = rule.read_text().split(" ")
-        return next((one for one in FAILURES if one == failure and draw.random() < float(share)), None)
+    def judged(request: Request) -> Failure | None:
+        shares = json.loads(scene.rule.read_text())
+        found = next((one for one in FAILURES if draw.random() < shares.get(one, 0.0)), None)
+        if found and not _fits(found, request):
+            found = None
+        log.write(f"{found or '-'} {request.method} {request.path}\n".encode())
+        return found
 
-    with buckets.proxied(server, judged) as (before, _):
+    with scene.log.open("ab", buffering=0) as log, buckets.proxied(scene.server, judged) as (before, _):
         written = endpoint.with_suffix(".new")
         written.write_text(before.endpoint)
         written.replace(endpoint)
         signal.pause()
     return 0
+
+
+def _fits(failure: Failure, request: Request) -> bool:
+    """Whether it makes a difference."""
+    if failure == "stale":
+        return request.is_listing
+    return failure != "short" or (request.method == "GET" and not request.is_listing)
 
 
 def forked(act: Callable[[], int], log: Path, stdin: int | None = None) -> int:
@@ -122,6 +143,16 @@ def uploader(order: UploadOrder, log: Path) -> tuple[int, int]:
     os.close(read)
     os.write(write, b"look\n")
     return pid, write
+
+
+def uploaders(url: str) -> list[Process]:
+    """Programs that upload there."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        words = command_of(int(folder.name))
+        if "checkpoint.bucket.process" in words and json.dumps(url) in words:
+            found.append(Process(int(folder.name), start_of(int(folder.name))))
+    return found
 
 
 def asked(scratch: Path, question: Callable[[], Any]) -> Any:

@@ -40,8 +40,8 @@ class Family:
 
 def family(launcher: int) -> Family:
     """As it is now."""
-    ranks = _children(launcher)
-    writers = [child for rank in ranks for child in _children(rank.pid) if WRITER in command_of(child.pid)]
+    ranks = children(launcher)
+    writers = [child for rank in ranks for child in children(rank.pid) if WRITER in command_of(child.pid)]
     return Family(launcher=Process(launcher, start_of(launcher)), ranks=tuple(ranks), writers=tuple(writers))
 
 
@@ -71,8 +71,8 @@ def all_gone(processes: Iterable[Process], within_s: float) -> bool:
     return True
 
 
-def _children(pid: int) -> list[Process]:
-    """In the order of their birth."""
+def children(pid: int) -> list[Process]:
+    """Of a process, in the order of their birth."""
     try:
         numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:

@@ -65,10 +65,15 @@ def write_texts(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def drawn(seed: str, texts: Path, folder: Path, most: int = 4) -> StagePlan:
-    """A plan of at most so many stages, its recipe in ``folder``."""
+def drawn(seed: str, texts: str, folder: Path, most: int = 4, lengths: tuple[int, int] = (3, 5)) -> StagePlan:
+    """A plan of at most so many stages, its recipe in ``folder``.
+
+    texts: where corpus a, b or c is, with {} for its letter; text may be streamed. lengths: iterations of a stage, from
+    and to.
+    """
     draw = Random(seed)
-    streams, own_layouts, ramp = draw.random() < 0.3, draw.random() < 0.25, draw.random() < 0.2
+    streams = draw.random() < 0.3 and texts.endswith(".jsonl")
+    own_layouts, ramp = draw.random() < 0.25, draw.random() < 0.2
     size = 8 if ramp else draw.choice((4, 8))
     train: dict[str, Any] = {"global_batch_size": size, "seed": draw.randrange(1000)}
     if ramp:
@@ -78,7 +83,7 @@ def drawn(seed: str, texts: Path, folder: Path, most: int = 4) -> StagePlan:
         changes = _changes(draw, texts, streams, keeps_batch=ramp) if number else {}
         at.size = changes.get("train.global_batch_size", at.size)
         at.seq_length = changes.get("model.seq_length", at.seq_length)
-        at.go_on(draw.randint(3, 5))
+        at.go_on(draw.randint(*lengths))
         own = _layout(draw) if own_layouts else {}
         tables.append({"name": f"stage {number}", **changes, **own, **_until(draw, at, ramp)})
     if draw.random() < 0.5:
@@ -120,7 +125,7 @@ def _until(draw: Random, at: Reached, ramp: bool) -> dict[str, Any]:
     return {f"until_{unit}": getattr(at, unit) - early}
 
 
-def _changes(draw: Random, texts: Path, streams: bool, keeps_batch: bool) -> dict[str, Any]:
+def _changes(draw: Random, texts: str, streams: bool, keeps_batch: bool) -> dict[str, Any]:
     """Some of what a stage may change; one thing at least."""
     found: dict[str, Any] = {"model.rotary_base": draw.choice((10_000, 500_000))}
     if draw.random() < 0.5 and not keeps_batch:
@@ -134,9 +139,9 @@ def _changes(draw: Random, texts: Path, streams: bool, keeps_batch: bool) -> dic
     return found
 
 
-def _texts(draw: Random, texts: Path, streams: bool) -> dict[str, Any]:
+def _texts(draw: Random, texts: str, streams: bool) -> dict[str, Any]:
     """A source or several, with weights where they have some."""
-    names = [str(texts / f"{name}.jsonl") for name in draw.sample("abc", draw.randint(1, 3))]
+    names = [texts.format(name) for name in draw.sample("abc", draw.randint(1, 3))]
     if streams:
         return {"stream": sorted(names)}
     return {"blend": {name: draw.randint(1, 5) for name in names}} if draw.random() < 0.7 else {"paths": names}

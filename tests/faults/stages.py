@@ -56,7 +56,7 @@ def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], 
 def one(seed: str, case: str, texts: Path, folder: Path, most: int = 4) -> CaseResult:
     """A plan of at most so many stages, undisturbed and disturbed; the folder stays where something is wrong."""
     folder.mkdir()
-    began, plan, draw = time.monotonic(), drawn(seed, texts, folder, most), Random(f"{seed} disturbed")
+    began, plan, draw = time.monotonic(), drawn(seed, f"{texts}/{{}}.jsonl", folder, most), Random(f"{seed} disturbed")
     whole, run_dir = folder / "undisturbed", folder / "run"
     problems, outcome = to_its_end(plan, whole, 2 if plan.own_layouts else 1), "undisturbed only"
     problems = problems or miscounted(plan, whole)
