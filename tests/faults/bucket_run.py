@@ -223,7 +223,7 @@ class BucketRun:
         """Of samples, counters and losses, and of the weights in the bucket. Counts changes of stages, too."""
         numbers = [line["stage"] for line in read_jsonl(self.run_dir / "metrics.jsonl") if "loss" in line]
         changes = sum(now > before for before, now in pairwise(numbers))  # those that were done again included
-        self.counts[Happened("stage changes", "passed")] = changes
+        self.counts[Happened("stage changes", "gone through")] = changes
         problems = stages.differences(undisturbed, self.run_dir) + self._lost()
         expected = folders.complete(undisturbed / "checkpoints")[-1]
         target = self.folder / "fetched"

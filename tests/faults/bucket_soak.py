@@ -36,17 +36,17 @@ from tests.support import buckets
 
 TITLE = "Stages out of a bucket, for half an hour"
 TEXT = """One run after the other goes through 2 to 4 `[[stage]]` tables that a seed draws: blends, lengths of samples,
-batches, curves, layouts, skipped ranges. Its shards are read out of a bucket, through a cache of blocks that is smaller
-than they are; its checkpoints are copied into the bucket. Of all requests about one in five fails, throughout: errors,
-half bodies, connections that end, answers that are lost; at some starts also listings as they were before, or expired
-and missing rights. A rank, the launcher, the uploader or all processes get SIGKILL, or the run SIGTERM: in training,
-while blocks come into an empty cache, while a checkpoint goes up. It is started again in another layout of 1 to 4
-ranks, where its stages have none of their own; one time in four as on another cluster: without its folder and the
-blocks, from the bucket alone. After each start every checkpoint in the bucket must be whole, the newest that was said
-to be there must be there still, and no process may be left. At its end the run must have taken, window by window, the
-samples that an undisturbed run in one layout takes from the same shards on a disk; with the same rates and counters,
-and in fp32 losses and, of the checkpoint in the bucket, weights within 2e-5 (relative). No file that it leaves may have
-a credential in it."""
+batches, curves, layouts, skipped ranges. Its shards are read out of a bucket, through the cache of blocks; its
+checkpoints are copied into the bucket. Of all requests about one in five fails, throughout: errors, half bodies,
+connections that end, answers that are lost; at some starts also listings as they were before, or expired and missing
+rights. A rank, the launcher, the uploader or all processes get SIGKILL, or the run SIGTERM: in training, while blocks
+come into an empty cache, while a checkpoint goes up. It is started again in another layout of 1 to 4 ranks, where its
+stages have none of their own; one time in four as on another cluster: without its folder and the blocks, from the
+bucket alone. After each start every checkpoint in the bucket must be whole, the newest that was said to be there must
+be there still, and no process may be left. At its end the run must have taken, window by window, the samples that an
+undisturbed run in one layout takes from the same shards on a disk; with the same rates and counters, and in fp32 losses
+and, of the checkpoint in the bucket, weights within 2e-5 (relative). No file that it leaves may have a credential in
+it."""
 CORPORA = {"a": 24_000_000, "b": 16_000_000, "c": 20_000}
 """Tokens of two bytes, in blocks of 1 MiB; the last is read several times."""
 LENGTHS = (14, 24)
@@ -54,13 +54,13 @@ PATIENCE_S = "60"
 """Of a run, with one request, before it ends."""
 DENSE: Mapping[str, tuple[int, ...]] = {
     "1 rank": (1, 1, 1, 1, 1), "DP 2": (2, 1, 1, 1, 1), "TP 2": (2, 2, 1, 1, 1), "PP 2": (2, 1, 2, 1, 1),
-    "CP 2": (2, 1, 1, 2, 1), "TP 2, PP 2": (4, 2, 2, 1, 1), "TP 2, DP 2": (4, 2, 1, 1, 1),
-    "TP 2, CP 2": (4, 2, 1, 2, 1), "PP 2, DP 2": (4, 1, 2, 1, 1),
+    "CP 2": (2, 1, 1, 2, 1), "TP 2 x PP 2": (4, 2, 2, 1, 1), "TP 2 x DP 2": (4, 2, 1, 1, 1),
+    "TP 2 x CP 2": (4, 2, 1, 2, 1), "PP 2 x DP 2": (4, 1, 2, 1, 1),
 }  # fmt: skip
 """As ``BucketRun.layouts``."""
 EXPERTS: Mapping[str, tuple[int, ...]] = {
     "1 rank": (1, 1, 1, 1, 1), "DP 2": (2, 1, 1, 1, 1), "EP 2": (2, 1, 1, 1, 2), "PP 2": (2, 1, 2, 1, 1),
-    "CP 2": (2, 1, 1, 2, 1), "PP 2, EP 2": (4, 1, 2, 1, 2), "CP 2, EP 2": (4, 1, 1, 2, 2),
+    "CP 2": (2, 1, 1, 2, 1), "PP 2 x EP 2": (4, 1, 2, 1, 2), "CP 2 x EP 2": (4, 1, 1, 2, 2),
 }  # fmt: skip
 ALL_EXPERTS = ("--model.num_moe_experts", "2", "--model.moe_router_topk", "2", "--model.moe_ffn_hidden_size", "48")
 """Every token takes both: rounding, which differs between layouts, chooses none."""
