@@ -102,6 +102,5 @@ def _share(of: StoredCheckpoint, folder: Path, config: CheckpointConfig, ranks: 
         manifest = read_manifest(folder)
     except DamagedError as error:
         return [Damage(MANIFEST, str(error))]
-    names = [name for name in share_of(manifest, share) if name in of.files]
-    stored.fetched(of, folder, names)
+    stored.fetched(of, folder, share_of(manifest, share))
     return damages(folder, config.verify, share)

@@ -67,13 +67,13 @@ def stored(url: str) -> list[StoredCheckpoint]:
         found[names.parent(one.url)][names.last(one.url)] = one
     roots = (url, root_of(url))
     for root in roots:
-        if (latest := found[root].get(folders.LATEST)) is not None:
-            with contextlib.suppress(FileNotFoundError, UserError):
-                name = client.read(latest.url, folders.NAME_BYTES).decode(errors="replace").strip()
-                folder = names.joined(root, name)
-                if _NAME.fullmatch(name) and MANIFEST not in found.get(folder, {}):
-                    manifest = client.facts(names.joined(folder, MANIFEST))
-                    found[folder] |= {names.last(one.url): one for one in [*client.listed(f"{folder}/"), manifest]}
+        with contextlib.suppress(FileNotFoundError, UserError):
+            latest = client.read(names.joined(root, folders.LATEST), folders.NAME_BYTES)
+            name = latest.decode(errors="replace").strip()
+            folder = names.joined(root, name)
+            if _NAME.fullmatch(name) and MANIFEST not in found.get(folder, {}):
+                manifest = client.facts(names.joined(folder, MANIFEST))
+                found[folder] |= {names.last(one.url): one for one in [*client.listed(f"{folder}/"), manifest]}
     return [
         StoredCheckpoint(one, files)
         for one, files in sorted(found.items())
@@ -129,8 +129,13 @@ def said(error: OSError, field: str) -> str:
 
 
 def fetched(of: StoredCheckpoint, folder: Path, share: Iterable[str]) -> None:
-    """Download some of a checkpoint's files into ``folder``; but for those that are there. Raises OSError."""
+    """Download some of a checkpoint's files into ``folder``; but for those that are there, and those that the bucket
+    lacks, whether or not it lists them. Raises OSError."""
     for name in share:
-        facts, path = of.files.get(name) or client.facts(names.joined(of.url, name)), folder / name
+        path = folder / name
+        try:
+            facts = of.files.get(name) or client.facts(names.joined(of.url, name))
+        except FileNotFoundError:
+            continue
         if not path.is_file() or path.stat().st_size != facts.size:
             transfer.download(facts, path)

@@ -15,6 +15,7 @@ from small_checkpoints import committed
 from training.checkpoint import folders
 from training.checkpoint.bucket import process, stored, uploading
 from training.checkpoint.bucket.uploading import UploadOrder
+from training.checkpoint.format.manifest import MANIFEST, read_manifest
 from training.checkpoint.format.verify import damages
 from training.checkpoint.lineage import read_commit
 
@@ -191,6 +192,19 @@ def test_a_listing_that_lags_hides_nothing_and_deletes_nothing(s3: Server, url: 
         for one in uploading.look(order).removable:
             uploading.remove(order, one)
     assert whole(url, tmp_path / "seen") == {1: 0, 2: 0}
+
+
+def test_a_listing_from_before_all_checkpoints_begins_no_run_anew(s3: Server, url: str, tmp_path: Path) -> None:
+    root, order = tmp_path / "checkpoints", order_of(tmp_path / "checkpoints", url)
+    committed(root, 1)
+    with buckets.proxied(s3) as (before, proxy), buckets.environment(before):
+        assert not stored.newer(None, stored.root_of(url))
+        settle(order)
+        proxy.rule = lambda request: "stale" if request.is_listing else None
+        [found] = stored.newer(None, stored.root_of(url))
+        (tmp_path / "there").mkdir()
+        stored.fetched(found, tmp_path / "there", [MANIFEST, *read_manifest(root / "iter_0000001").files])
+    assert not damages(tmp_path / "there", "hashes")
 
 
 def test_the_program_says_what_it_does(
