@@ -70,7 +70,7 @@ def measure(
 def found_in(events: list[TraceEvent], measured: Measured | None, device: Literal["cpu", "cuda"]) -> dict[str, Any]:
     """As JSON."""
     summary = summarize(events, 0, device)
-    (step,) = (one for one in events if one.category == ANNOTATIONS and iteration_of(one) is not None)
+    (step,) = (one for one in events if one.category == ANNOTATIONS and iteration_of(one.name) is not None)
     window = step.begin_s, step.end_s
     return {
         "window_s": summary.window_s,

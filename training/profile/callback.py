@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -132,14 +131,7 @@ class NsysTrace:
         torch.cuda.check_error(int(torch.cuda.cudart().cudaProfilerStop()))
 
 
-class Tracer(Protocol):
-    """A profiler that is on for a few iterations."""
-
-    def prepare(self) -> None: ...
-    def begin(self) -> None: ...
-    def begin_iteration(self, iteration: int) -> None: ...
-    def end_iteration(self) -> None: ...
-    def end(self, path: Path) -> None: ...
+Tracer = TorchTrace | NsysTrace
 
 
 class ProfileCallback(Callback):

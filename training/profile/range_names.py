@@ -11,7 +11,6 @@
 """
 
 import re
-from typing import Protocol
 
 PHASES = ("forward_backward", "reduce", "measure", "update")
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
@@ -19,13 +18,6 @@ COLLECTIVE, MESSAGE, WAIT = "collective ", "message ", "wait for "
 """What names of ranges begin with."""
 MESSAGES = ("send", "recv")
 _ITERATION = re.compile(r"iteration (\d{1,18})")
-
-
-class NamedEvent(Protocol):
-    """An event of a trace."""
-
-    @property
-    def name(self) -> str: ...
 
 
 def call_of(kind: str) -> str:
@@ -43,7 +35,7 @@ def iteration_name(number: int) -> str:
     return f"iteration {number}"
 
 
-def iteration_of(event: NamedEvent) -> int | None:
-    """The number, where the event is the range of an iteration."""
-    found = _ITERATION.fullmatch(event.name)
+def iteration_of(name: str) -> int | None:
+    """The number, where it is the name of an iteration's range."""
+    found = _ITERATION.fullmatch(name)
     return int(found[1]) if found else None

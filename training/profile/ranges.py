@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from megatron.core.timers import DummyTimer
 from torch import nn
 
 from parallel.ddp import Chunks, unwrap
@@ -117,22 +118,14 @@ class _Timer:
         self.ranges.pop()
 
 
-class _NoTimer:
-    """Of what is not recorded: ``forward-recv`` and its like hold what ``record_waits`` sees."""
-
-    def start(self, barrier: bool = False) -> None:
-        pass
-
-    def stop(self, barrier: bool = False) -> None:
-        pass
-
-
 def _passes(ranges: Ranges, chunks: Chunks) -> contextlib.AbstractContextManager[None]:
-    """By ``timers`` of the model's config, which megatron-core's schedules ask for a timer of each pass."""
-    recorded = {name: _Timer(ranges, name) for name in (FORWARD, BACKWARD)}
-    nothing = _NoTimer()
+    """By ``timers`` of the model's config, which megatron-core's schedules ask for a timer of each pass.
 
-    def timers(name: str, log_level: int | None = None) -> _Timer | _NoTimer:
+    Others, such as ``forward-recv``, hold what ``record_waits`` sees."""
+    recorded = {name: _Timer(ranges, name) for name in (FORWARD, BACKWARD)}
+    nothing = DummyTimer()
+
+    def timers(name: str, log_level: int | None = None) -> _Timer | DummyTimer:
         return recorded.get(name, nothing)
 
     return replaced(chunks[0].config, {"timers": timers})

@@ -72,7 +72,7 @@ class RankSummary:
 def summarize(events: Sequence[TraceEvent], rank: int, device: Device) -> RankSummary:
     """Of the spans of one rank's trace, which ran on such a device."""
     ranges = (event for event in events if event.category == ANNOTATIONS)  # a GPU has them again, on its streams
-    marks = [(event, number) for event in ranges if (number := iteration_of(event)) is not None]
+    marks = [(event, number) for event in ranges if (number := iteration_of(event.name)) is not None]
     window = _window([event for event, _ in marks] or events)
     numbers = [number for _, number in marks] or [0]
     on_gpu = device == "cuda"

@@ -27,7 +27,7 @@ from training.metrics.rates import WARMUP_ITERATIONS
 from training.metrics.values import Value, Values
 from training.profile.files import timeline_path
 from training.profile.range_names import BACKWARD, FORWARD, PHASES, WAIT, is_collective
-from training.profile.ranges import StepRanges
+from training.profile.ranges import StepRanges, ranged, replaced
 from training.profile.spans import KINDS, RankTimeline, StepSpan, from_zero, pipeline_bubble
 from training.progress import Progress
 from training.step import StepResult
@@ -152,22 +152,13 @@ def waits_of_shards(clock: StepClock) -> Iterator[None]:
         yield
         return
     wait = torch.cuda.Stream.wait_event
+    ranged_wait = ranged(clock, SHARDS, wait)
 
     def waiting(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        if stream != clock.stream:
-            wait(stream, event)
-            return
-        clock.push(SHARDS)
-        try:
-            wait(stream, event)
-        finally:
-            clock.pop()
+        (ranged_wait if stream == clock.stream else wait)(stream, event)
 
-    torch.cuda.Stream.wait_event = waiting  # type: ignore[assignment, method-assign]
-    try:
+    with replaced(torch.cuda.Stream, {"wait_event": waiting}):
         yield
-    finally:
-        torch.cuda.Stream.wait_event = wait  # type: ignore[method-assign]
 
 
 MOST_RANKS = 16
