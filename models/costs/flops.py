@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from models.costs.parameters import Parameter, active_parameters, block_parameters, mtp_parameters, sum_active
+from models.costs.parameters import Parameter, block_parameters, mtp_parameters, sum_active
 from models.shapes import GPTShape
 from models.symbols import ATTENTIONS
 
@@ -32,24 +32,6 @@ def flops_per_token(shape: GPTShape, seq_length: int) -> float:
     """
     blocks = sum(_block(shape, block, seq_length) for block in range(shape.num_layers))
     return 3 * (blocks + depth_flops(shape, seq_length) + (1 + shape.mtp_num_layers) * _logits(shape))
-
-
-def flops_per_token_palm(shape: GPTShape, seq_length: int) -> float:
-    """Model FLOPs per token as PaLM defines MFU: 6 N + 12 L n d s (arXiv:2204.02311, appendix B).
-
-    Neither attention nor a chunk of linear attention is halved for causality; a sliding window counts whole. N is every
-    active parameter but those that are only looked up: learned positions, and the word embeddings unless the output
-    layer is tied to them; the output layer counts again for each depth of multi-token prediction.
-    """
-    table = shape.vocab_size * shape.hidden_size
-    looked_up = table if shape.untie_embeddings_and_output_weights else 0
-    if shape.position_embedding_type == "learned_absolute":
-        looked_up += shape.max_position_embeddings * shape.hidden_size
-    used = active_parameters(shape) - looked_up + shape.mtp_num_layers * table
-    keys = sum(min(seq_length, _window(shape, windowed) or seq_length) for windowed in _attentions(shape))
-    mixers = sum(_scan(shape, min(seq_length, MAMBA_CHUNK)) for symbols in shape.blocks if "M" in symbols)
-    mixers += sum(_delta_rule(shape, min(seq_length, DELTA_CHUNK)) for linear in shape.linear_blocks if linear)
-    return float(6 * used + 6 * _attention_width(shape) * keys + 3 * mixers)
 
 
 _RECOMPUTED_NAMES: dict[str, tuple[str, ...]] = {

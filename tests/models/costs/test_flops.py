@@ -8,7 +8,6 @@ from models.costs.flops import (
     DEVICES,
     DType,
     flops_per_token,
-    flops_per_token_palm,
     hardware_flops_per_token,
     mean_chunk_keys,
     peak_flops,
@@ -76,32 +75,6 @@ def test_full_recomputation_of_gpt3_is_the_megatron_paper_s() -> None:
         recompute_num_layers=4,
     )
     assert found == pytest.approx(expected, rel=1e-12)
-
-
-def test_palm_flops_by_hand() -> None:
-    matrices = 3 * (PROJECTIONS + MLP) + LOGITS
-    norms = 3 * 2 * 8 + 8
-    attention = 12 * 3 * 2 * 4 * SEQ_LENGTH
-    assert flops_per_token_palm(tiny(), SEQ_LENGTH) == 6 * (matrices + norms) + attention
-    # A tied table is looked up and multiplied; learned positions are only looked up.
-    tied = tiny(untie_embeddings_and_output_weights=False, position_embedding_type="learned_absolute")
-    assert flops_per_token_palm(tied, SEQ_LENGTH) == flops_per_token_palm(tiny(), SEQ_LENGTH)
-
-
-def test_palm_s_540b_needs_the_flops_of_its_paper() -> None:
-    # arXiv:2204.02311, appendix B: 540.35 B parameters, 118 layers, 48 heads of 256, sequence 2048.
-    palm = tiny(
-        num_layers=118,
-        hidden_size=18432,
-        ffn_hidden_size=4 * 18432,
-        num_attention_heads=48,
-        num_query_groups=1,
-        kv_channels=256,
-        vocab_size=256_000,
-        untie_embeddings_and_output_weights=False,
-    )
-    expected = 6 * 540.35e9 + 12 * 118 * 48 * 256 * 2048
-    assert flops_per_token_palm(palm, 2048) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(
