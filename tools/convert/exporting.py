@@ -30,6 +30,7 @@ from tools.shared.checked_checkpoint import CheckedReader, check_files, check_is
 from tools.shared.dtypes import TORCH_DTYPES, cast, from_numbers
 from tools.shared.hf_folder.headers import INDEX, SINGLE, encode_header
 from tools.shared.hf_folder.row_blocks import BLOCK_BYTES
+from tools.shared.part_files import in_parts
 from tools.shared.written import check_new
 from training.checkpoint.chosen_weights import ChosenWeights, prefix_of
 from training.checkpoint.format import tables
@@ -133,16 +134,9 @@ class ExportPlan:
     def shards(self) -> list[list[ExportedTensor]]:
         """Tensors by the file that they go into; the same whatever the number of workers."""
         with Weights(self.source, self.prefix) as weights:
-            found: list[list[ExportedTensor]] = [[]]
-            size = 0
-            of_weights = list(targets(self.model_type, self.shape, weights, self.dtype))
-            for target in [*of_weights, *constant_targets(self.model_type, self.shape, self.dtype, of_weights[0])]:
-                if size and size + target.bytes > self.max_shard_bytes:
-                    found.append([])
-                    size = 0
-                found[-1].append(target)
-                size += target.bytes
-        return found
+            found = list(targets(self.model_type, self.shape, weights, self.dtype))
+        beside = constant_targets(self.model_type, self.shape, self.dtype, found[0])
+        return in_parts([*found, *beside], self.max_shard_bytes)
 
     def name(self, number: int) -> str:
         """Of a shard's file."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from models.shapes import GPTShape
 from program.errors import UserError
+from program.printing import some
 from tools.reshard.checkpoint_source import MASTER, STATE
 from tools.reshard.named_weights import MappedOrigin, NamedWeight, Naming, RowRun, SourceTensor
 from tools.reshard.naming import known_name, namings
@@ -103,11 +104,9 @@ def _check(tensors: Mapping[str, Info], found: NamedTensors, folder: Path) -> No
     extra = list(_extra(tensors, found))
     for what, names in (("lacks", missing), ("differs in", reshaped), ("has no place for", extra)):
         if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            listed = f"{', '.join(names[:5])}{more}"
-            text = f"lacks {listed}, which the model of --recipe has" if what == "lacks" else (
-                f"the model of --recipe {what} {listed}"
-            )  # fmt: skip
+            text = f"the model of --recipe {what} {some(names)}"
+            if what == "lacks":
+                text = f"lacks {some(names)}, which the model of --recipe has"
             raise UserError(f"{folder}: as {naming.label}: {text}. Mend the recipe.")
 
 

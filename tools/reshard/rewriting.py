@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from program.errors import UserError
+from program.printing import some
 from tools.reshard import plan
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import dcp_tensors as dcp_plan
@@ -137,8 +138,7 @@ def verify(source: CheckpointSource, plan: ReshardPlan, files: Tensors, target: 
             elif (at := _first_difference(each, source.files, files)) is not None:
                 differing.append(f"{key} (from {list(at)} on)")
     if differing:
-        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
-        raise UserError(f"{target} differs from {source.folder} in {', '.join(differing[:5])}{more}. Do not use it.")
+        raise UserError(f"{target} differs from {source.folder} in {some(differing)}. Do not use it.")
     return f"verified: {len(wanted):,} tensors of {target} are those of {source.folder}, bit by bit."
 
 

@@ -17,14 +17,12 @@ from models.names import checkpoint_key
 from models.shapes import GPTShape
 from parallel.stages import layers_per_chunk
 from program.errors import UserError
-from tools.reshard.megatron.dp_reshardable import ALIGNMENT
+from tools.reshard.megatron.dp_reshardable import aligned
 from tools.reshard.megatron.job import MegatronJob
-from tools.reshard.megatron.params import Experts, Site, modules
+from tools.reshard.megatron.params import EMBEDDING, Experts, Site, modules
 from tools.reshard.tensors import Rectangle, RowRange, Tensors
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
-
-EMBEDDING: Site = ("word_embeddings.weight", None)
 
 _BY_ROWS = {
     "word_embeddings", "output_layer", "eh_proj", "linear_qkv", "linear_q_proj", "linear_q_up_proj",
@@ -260,7 +258,7 @@ def buckets(params: Sequence[HeldParameter], size: int | None, divisor: int) -> 
     inside: list[tuple[int, HeldParameter]] = []
     end = 0
     for param in reversed(params):
-        start = _aligned(end, ALIGNMENT)
+        start = aligned(end)
         if param.is_shared and inside:
             yield _bucket(inside, start, divisor)
             inside, start = [], 0
@@ -274,11 +272,7 @@ def buckets(params: Sequence[HeldParameter], size: int | None, divisor: int) -> 
 
 
 def _bucket(params: Sequence[tuple[int, HeldParameter]], unpadded: int, divisor: int) -> Bucket:
-    return Bucket(tuple(params), unpadded, _aligned(unpadded, divisor))
-
-
-def _aligned(count: int, divisor: int) -> int:
-    return -(-count // divisor) * divisor
+    return Bucket(tuple(params), unpadded, aligned(unpadded, divisor))
 
 
 def flat_origin(bucket: Bucket, origin_of: Mapping[str, RowRange]) -> FlatOrigin:

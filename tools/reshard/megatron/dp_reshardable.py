@@ -26,6 +26,7 @@ import numpy as np
 
 from models.shapes import GPTShape
 from program.errors import UserError
+from program.printing import some
 from tools.reshard.checkpoint_source import STATE, STATES
 from tools.reshard.megatron import params as megatron_params
 from tools.reshard.megatron.files import TorchDist
@@ -47,7 +48,6 @@ _OBJECT = re.compile(
     r"^(?:(chained_\d+)\.)?optimizer\.distributed\.dp_group_idx_(\d+)\.(optimizer|grad_scaler)/shard_0_1$"
 )
 _ORDERS: Sequence[tuple[Norms, Experts]] = tuple(itertools.product(("before", "inside"), ("by expert", "by layer")))
-_EMBEDDING: Site = ("word_embeddings.weight", None)
 FIX = (
     "Let Megatron-LM load it in the layout that wrote it, and save it with --dist-ckpt-optim-fully-reshardable; or "
     "take the weights alone: --drop_optimizer."
@@ -212,13 +212,14 @@ def _segments(
                 f"{files.folder}: {key} does not round to any weight from element {at:,} on. It should be one of "
                 f"{_some(names) or 'the weights, none of which fits'}. {FIX}"
             )
-        ahead = _padded(found[0].size)  # a short one's padding may make it look like a longer one
-        yield BucketSegment(bucket, at, tuple(param for param in found if _padded(param.size) == ahead))
+        ahead = aligned(found[0].size)  # a short one's padding may make it look like a longer one
+        yield BucketSegment(bucket, at, tuple(param for param in found if aligned(param.size) == ahead))
         at += ahead
 
 
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def aligned(count: int, divisor: int = ALIGNMENT) -> int:
+    """The next multiple."""
+    return -(-count // divisor) * divisor
 
 
 def _told_apart(folder: Path, segments: Sequence[BucketSegment], shape: GPTShape) -> list[Param]:
@@ -228,9 +229,9 @@ def _told_apart(folder: Path, segments: Sequence[BucketSegment], shape: GPTShape
         order = [site for site in modules(shape, norms, experts) if site[1] in seen]
         if (sites := _stretch(segments[::-1], order)) is not None:
             return _of_one_rank(folder, segments, sites[::-1])
-        if _EMBEDDING in segments[-1].sites and (sites := _stretch(segments[-2::-1], order)) is not None:
+        if megatron_params.EMBEDDING in segments[-1].sites and (sites := _stretch(segments[-2::-1], order)) is not None:
             # Multi-token prediction on a later stage: it has an embedding of its own before its blocks.
-            return _of_one_rank(folder, segments, [*sites[::-1], _EMBEDDING])
+            return _of_one_rank(folder, segments, [*sites[::-1], megatron_params.EMBEDDING])
     names = [key_of(site) for segment in segments for site in sorted(segment.sites, key=str)[:1]]
     raise UserError(
         f"{folder}: {segments[0].bucket} and what follows it hold {_some(names)}, which is not the order of "
@@ -307,8 +308,7 @@ def optimizer_numbers(files: TorchDist) -> dict[str, Any]:
 
 
 def _some(names: Sequence[str]) -> str:
-    names = list(dict.fromkeys(names))
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return some(list(dict.fromkeys(names)))
 
 
 # ---- copies of what several ranks hold alike, in Megatron's dp_reshardable form, compared whole

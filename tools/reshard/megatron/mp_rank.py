@@ -11,6 +11,8 @@ model. The optimizer's state is not read: of the distributed optimizer it lies i
 """
 
 import dataclasses
+import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.layout import Layout
 from program.errors import UserError
+from program.printing import some
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
 from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
 from tools.reshard.megatron import mp_rank_names
@@ -121,14 +124,12 @@ def _ranks(folder: Path) -> list[RankFile]:
         size = fields.get(f"{name}_model_parallel_size")
         if isinstance(size, int) and size > sizes[number]:
             raise UserError(f"{folder}: its args say {axis} {size}, but the ranks there are {sizes[number]}.")
-    for tp in range(sizes[0]):
-        for pp in range(sizes[1]):
-            for ep in range(sizes[2]):
-                if (tp, pp, ep) not in there:
-                    raise UserError(
-                        f"{folder}: no mp_rank folder of TP rank {tp}, PP rank {pp}, EP rank {ep}; there are "
-                        f"{len(there)} of {sizes[0] * sizes[1] * sizes[2]}. Copy all of them."
-                    )
+    for tp, pp, ep in itertools.product(*map(range, sizes)):
+        if (tp, pp, ep) not in there:
+            raise UserError(
+                f"{folder}: no mp_rank folder of TP rank {tp}, PP rank {pp}, EP rank {ep}; there are {len(there)} of "
+                f"{math.prod(sizes)}. Copy all of them."
+            )
     return found
 
 
@@ -198,12 +199,8 @@ class _Assembly:
                     except KeyError:
                         extra.append(name)
         if extra:
-            names_ = sorted(set(extra))
-            more = f" and {len(names_) - 5} more" if len(names_) > 5 else ""
-            raise UserError(
-                f"{self._folder}: the model of --recipe has no place for {', '.join(names_[:5])}{more}. "
-                "Mend the recipe."
-            )
+            listed = some(sorted(set(extra)))
+            raise UserError(f"{self._folder}: the model of --recipe has no place for {listed}. Mend the recipe.")
 
     def _first_layer(self, chunk: int) -> int:
         """Layers of the chunks before one."""

@@ -28,6 +28,7 @@ SAMPLE = 1024
 Site = tuple[str, int | None]
 """A parameter's place in the model: its canonical name, and which expert it is of."""
 
+EMBEDDING: Site = ("word_embeddings.weight", None)
 Norms = Literal["before", "inside"]
 Experts = Literal["by expert", "by layer"]
 
@@ -131,7 +132,7 @@ def modules(shape: GPTShape, norms: Norms, experts: Experts) -> list[Site]:
     for each in parameters(shape):
         found += [(each.name, number) for number in range(each.shape[0])] if each.of_experts else [(each.name, None)]
     found.sort(key=lambda site: _rank(site, _ORDERS[norms], experts))
-    return found if shape.untie_embeddings_and_output_weights else [*found, ("word_embeddings.weight", None)]
+    return found if shape.untie_embeddings_and_output_weights else [*found, EMBEDDING]
 
 
 def _rank(site: Site, order: Sequence[str], experts: Experts) -> tuple[int, ...]:

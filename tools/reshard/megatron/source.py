@@ -17,6 +17,7 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.layout import Layout
 from program.errors import UserError
+from program.printing import some
 from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
 from tools.reshard.megatron import dp_reshardable
 from tools.reshard.megatron import known as megatron_known
@@ -167,11 +168,10 @@ def check_model(found: Mapping[str, Origin], extra: Sequence[str], shape: GPTSha
         ("differs in", reshaped),
     ):
         if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UserError(
-                f"{folder}: the model of --recipe {what} {', '.join(names[:5])}{more}. Mend the recipe."
+                f"{folder}: the model of --recipe {what} {some(names)}. Mend the recipe."
                 if what != "lacks"
-                else f"{folder}: lacks {', '.join(names[:5])}{more}, which the model of --recipe has. Mend the recipe."
+                else f"{folder}: lacks {some(names)}, which the model of --recipe has. Mend the recipe."
             )
     _check_states(found, weights, folder)
 
@@ -228,19 +228,17 @@ def check_optimizer(source: CheckpointSource) -> None:
         if MASTER + key in source.origins and not _rounds_to(source, source.origins[MASTER + key], weight)
     ]  # fmt: skip
     if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         why = "" if isinstance(source.files, FlatStates) else (
             "megatron-core's fully_reshardable form loses a padded bucket's place; its moments are wrong as well. "
         )  # fmt: skip
         raise UserError(
             f"{source.folder}: the optimizer's state does not belong to the weights: optimizer.state.param of "
-            f"{', '.join(wrong[:5])}{more} does not round to the saved weight. {why}"
+            f"{some(wrong)} does not round to the saved weight. {why}"
             "The weights are right: --drop_optimizer."
         )
     if isinstance(source.files, FlatStates) and (names := dp_reshardable.differing(source.files)):
         print(
-            f"{source.folder}: the optimizer's state of {', '.join(names[:5])}"
-            f"{f' and {len(names) - 5} more' if len(names) > 5 else ''} differs between the ranks that hold it alike; "
+            f"{source.folder}: the optimizer's state of {some(names)} differs between the ranks that hold it alike; "
             "the first rank's is taken, as megatron-core itself does. All round to the same weights."
         )
 
