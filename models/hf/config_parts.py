@@ -53,15 +53,15 @@ def read_rope(left: Config, fields: dict[str, Any]) -> None:
         fields |= rope.read(left, latent=bool(fields.get("multi_latent_attention")))
 
 
-def rope_unless_told(untold: Config, read: Read = read_rope) -> Read:
-    """untold: the parameters that transformers' class has where a file has none."""
+def rope_unless_given(default: Config, read: Read = read_rope) -> Read:
+    """default: the parameters that transformers' class has where a file has none."""
 
-    def told(left: Config, fields: dict[str, Any]) -> None:
+    def given(left: Config, fields: dict[str, Any]) -> None:
         if left.get("rope_parameters") is None and left.get("rope_scaling") is None:
-            left["rope_parameters"] = untold
+            left["rope_parameters"] = default
         read(left, fields)
 
-    return told
+    return given
 
 
 def window(default: int | None) -> tuple[Read, Write]:
