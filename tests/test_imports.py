@@ -104,9 +104,8 @@ def imported_from_above(path: Path) -> set[str]:
 
 
 def test_only_groups_touches_parallel_state() -> None:
-    """And the probe of what it replaces there."""
     users = {path for path in MODULES if any(".parallel_state" in name for name in imports(path))}
-    assert {str(path.relative_to(ROOT)) for path in users} == {"parallel/groups.py", "parallel/mcore_patches.py"}
+    assert {str(path.relative_to(ROOT)) for path in users} == {"parallel/groups.py"}
 
 
 def test_megatron_training_is_not_imported() -> None:
