@@ -220,7 +220,7 @@ def transformer_config(blueprint: Blueprint, ranks: Ranks, transformer_engine: b
     config.attention_backend = AttnBackend[blueprint.kernels.attention_backend]
     config.log_max_attention_logit = blueprint.kernels.max_logits
     # Set behind megatron-core's own derivation, whose multiplier of logits would multiply chunked losses, and come
-    # after a soft cap: models/layers/scaling.py has it. With these it scales embeddings, and marks them for mup.py.
+    # after a soft cap: models/layers/scaling.py has it. With these it scales embeddings, and marks them for rates.
     config.use_mup, config.mup_embedding_mult = shape.use_mup, shape.mup_embedding_mult
     HybridModel.mup_warning_printed = True  # "not fully validated": tests/training/test_mup.py compares
     # No fields of mcore's, but a config reaches every module, and those of models/layers read these.

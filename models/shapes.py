@@ -112,11 +112,6 @@ class GPTShape(ShapeFields):
         return math.ceil(self.vocab_size / multiple) * multiple
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.kv_channels
-
-    @property
     def query_size(self) -> int:
         """Width of all queries together, and of what attention hands to its output projection."""
         return self.num_attention_heads * self.kv_channels

@@ -157,17 +157,24 @@ def await_master(environ: Mapping[str, str], within_s: float) -> None:
 
 def _first_node(nodes: str) -> str:
     """Of a list as SLURM writes it. Raises UserError where scontrol cannot tell."""
-    try:
-        done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=60)
-        names, problem = done.stdout.split(), done.stderr.strip()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        names, problem = [], str(error)
+    names, problem = node_names(nodes, timeout_s=60)
     if not names:
         raise UserError(
             f'the first of the nodes "{nodes[:60]}" (SLURM_STEP_NODELIST) is unknown: scontrol: {problem[:200]}. '
             "Set MASTER_ADDR to rank 0's host name or address."
         )
     return names[0]
+
+
+def node_names(listed: str, timeout_s: float) -> tuple[list[str], str]:
+    """Of a list as SLURM writes it, in its order. Where scontrol cannot tell: none, and why."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, timeout=timeout_s
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], str(error)
+    return done.stdout.split(), done.stderr.strip()
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:

@@ -127,9 +127,7 @@ def _copies_problems(parallel: ParallelConfig, ranks: int, expert_ranks: int) ->
 
 def expert_tensor_parallel_size(parallel: ParallelConfig) -> int:
     """Ranks that share each expert's matrices. Not set: TP."""
-    if parallel.expert_tensor_parallel_size is not None:
-        return parallel.expert_tensor_parallel_size
-    return parallel.tensor_model_parallel_size
+    return parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
 
 
 def expert_replica_size(parallel: ParallelConfig) -> int:

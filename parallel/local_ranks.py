@@ -24,6 +24,7 @@ from pathlib import Path
 from parallel.failures import GOOD_ENDS, STOPPED, Failure, guard, interrupted
 from parallel.forwarding import Forwarding, forwarding
 from parallel.launch import LISTEN_FD, Identity
+from parallel.output import own_output
 from program.durable import replace_file
 from program.errors import StoppedOnRequest
 from program.processes import die_with_parent
@@ -70,6 +71,17 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
     finally:
         listener.close()
         shutil.rmtree(notes, ignore_errors=True)
+
+
+def fork_logged(nproc: int, work: Callable[[Identity], object], logs: Path) -> Failure | None:
+    """As ``fork_ranks``; what the ranks print goes to a file in ``logs``."""
+
+    def run(identity: Identity) -> int:
+        with own_output(logs, identity, every_rank=False):
+            work(identity)
+        return 0
+
+    return fork_ranks(nproc, run)[1]
 
 
 def _fork(

@@ -14,9 +14,7 @@ from program.errors import SharedMistake
 
 MOST_TEXT = 10_000
 
-NOT_OFFERED = {
-    **dict.fromkeys(("fp4_param", "fp4_param_gather"), "weights that are kept in fp4"),
-}
+NOT_OFFERED = dict.fromkeys(("fp4_param", "fp4_param_gather"), "weights that are kept in fp4")
 """Fields whose function is not tested here, and would fail late or train something else: field -> what it is."""
 
 

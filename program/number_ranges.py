@@ -25,9 +25,9 @@ def merged[N: (int, float)](ranges: Iterable[tuple[N, N]]) -> tuple[tuple[N, N],
     return tuple(found)
 
 
-def listed(ranges: Sequence[NumberRange]) -> str:
-    """As ``read_ranges`` reads them, with separators of thousands."""
-    return ", ".join(f"{first:,}" if end == first + 1 else f"{first:,}-{end - 1:,}" for first, end in ranges)
+def listed(ranges: Sequence[NumberRange], form: str = ",") -> str:
+    """As ``read_ranges`` reads them; form: of a number, with separators of thousands."""
+    return ", ".join(f"{first:{form}}" + (f"-{end - 1:{form}}" if end > first + 1 else "") for first, end in ranges)
 
 
 def problems(name: str, given: Sequence[int | str], least: int) -> list[str]:

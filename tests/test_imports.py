@@ -46,11 +46,11 @@ TORCH = """
         fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection recomputed
         restarting_rope routing scaling self_attention spec ssd token_counts userbuffers wgrad
     data: loader
-    training: averages batches forward_backward loop loss_weights mup optimizer optimizer_class optimizer_forms qk_clip
+    training: averages batches forward_backward loop loss_weights optimizer optimizer_class optimizer_forms qk_clip
         step train
     training.custom: callbacks loss
-    training.muon: build described dealing matrices update
-    training.parts: announcement attention_backend checkpoints companions data determinism evaluation manual_gc
+    training.muon: build dealing matrices update
+    training.parts: announcement checkpoints companions data determinism evaluation manual_gc
         measuring model run
     training.evaluation: asked generating scoring set_batches shared_model task_callback validation harness
     training.checkpoint: account agreement callback fit model_state optimizer_state plausible restoring rng
@@ -104,9 +104,8 @@ def imported_from_above(path: Path) -> set[str]:
 
 
 def test_only_groups_touches_parallel_state() -> None:
-    """And the probe of what it replaces there."""
     users = {path for path in MODULES if any(".parallel_state" in name for name in imports(path))}
-    assert {str(path.relative_to(ROOT)) for path in users} == {"parallel/groups.py", "parallel/mcore_patches.py"}
+    assert {str(path.relative_to(ROOT)) for path in users} == {"parallel/groups.py"}
 
 
 def test_megatron_training_is_not_imported() -> None:

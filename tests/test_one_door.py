@@ -41,10 +41,7 @@ def test_only_the_door_parses_and_reads_texts() -> None:
 
 BYTES = ("peak", "states", "activations", "mixers", "offloaded_modules")
 """Files of models/costs behind its door, predict.py."""
-PRICES = {
-    "tools/plan/cost/offload.py": "seconds that a block's bytes take to the host and back",
-    "tools/plan/cost/computing.py": "blocks of one stage, which it prices alone",
-}
+PRICES = {"tools/plan/cost/offload.py": "seconds that a block's bytes take to the host and back"}
 
 
 def test_bytes_are_asked_of_three_doors() -> None:

@@ -7,7 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    ParamKey,
+    get_megatron_optimizer,
+    get_mup_config_overrides,
+    get_standard_config_overrides,
+)
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 
 from parallel.config import ParallelConfig, PrecisionConfig
@@ -20,7 +26,6 @@ from program.errors import SharedMistake
 from training.config.lr_schedule import ScheduledRates
 from training.config.optimizer_config import STATE_FIELDS, OptimizerConfig, state_problems
 from training.loss_weights import weigh_losses
-from training.mup import group_overrides
 from training.optimizer_class import made_by, try_out
 from training.optimizer_forms import form_of
 
@@ -68,7 +73,7 @@ def build(
     # HybridDeviceOptimizer's parameters must be leaves, and megatron-core cuts shards of fp32 weights out of theirs.
     make = own.make if own is not None else FusedAdam if on_host else None
     config = MegatronOptimizerConfig(**settings)
-    groups = get_standard_config_overrides(config) | group_overrides(config, optimizer.optimizer, width_mult)
+    groups = get_standard_config_overrides(config) | _mup_overrides(config, optimizer.optimizer, width_mult)
     with made_by(make), torch.no_grad() if optimizer.optimizer_cpu_offload else contextlib.nullcontext():
         built = get_megatron_optimizer(
             config, list(chunks), groups, use_gloo_process_groups=False, pg_collection=ranks.pgs
@@ -143,3 +148,16 @@ def set_schedule(optimizer: MegatronOptimizer, rates: ScheduledRates) -> None:
             rate = rates.decoupled_learning_rate
         group["lr"] = rate * scale
         group["weight_decay"] = rates.weight_decay * group.get("wd_mult", 1.0)
+
+
+def _mup_overrides(config: MegatronOptimizerConfig, optimizer: str, width_mult: float) -> dict[ParamKey, Any]:
+    """muP's learning rates (arXiv:2203.03466, table 8), by parameter group, as multiples of what a schedule says.
+
+    megatron-core's, the same in every layout: of matrices within the blocks, rate and eps over the width; with Muon
+    those that stay AdamW's, without the eps. Its own keep their rate, since Newton-Schulz gives updates of one size.
+    """
+    found: dict[ParamKey, Any] = {}
+    for key, override in get_mup_config_overrides(config, width_mult, optimizer).items():
+        found[key] = {"lr_mult": override["max_lr"] / config.lr} if "max_lr" in override else {}
+        found[key] |= {"eps": override["eps"]} if "eps" in override else {}
+    return found

@@ -14,7 +14,7 @@ from models.families.base import (
     tiny,
 )
 from models.hf.block_parts import rotary
-from models.hf.config_parts import rope_unless_told, tied
+from models.hf.config_parts import rope_unless_given, tied
 from models.hf.keys import Architecture
 from models.hf.row_layouts import Table, same
 from models.shapes import GPTShape
@@ -65,7 +65,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"rms_norm_eps": 1e-5},
         switches={"hidden_act": ("xielu",), "mlp_bias": (False,), "qk_norm": (True,), "post_norm": (False,)},
         implied={"activation": "xielu", "qk_layernorm": True},
-        parts=(LLAMA_HEADS, (rope_unless_told(STRETCHED, READ_ROPE), WRITE_ROPE), tied(False), ATTENTION_BIAS),
+        parts=(LLAMA_HEADS, (rope_unless_given(STRETCHED, READ_ROPE), WRITE_ROPE), tied(False), ATTENTION_BIAS),
     ),
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 from models.families.base import LLAMA, UNBIASED, WIDE_HEADS, like_llama, llama, tiny
 from models.hf import rope
 from models.hf.block_parts import layer_windows
-from models.hf.config_parts import WHOLE, WINDOWED, rope_unless_told, tied
+from models.hf.config_parts import WHOLE, WINDOWED, rope_unless_given, tied
 from models.hf.keys import Architecture, Config
 from models.hf.row_layouts import Table
 from models.shapes import GPTShape
@@ -62,7 +62,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "CwmForCausalLM",
         defaults={"rms_norm_eps": 1e-5},
         switches=UNBIASED | {"mlp_bias": (False,)},
-        parts=(WIDE_HEADS, (rope_unless_told(_UNTOLD), rope.write), tied(False), (_read_windows, _WRITE_WINDOWS)),
+        parts=(WIDE_HEADS, (rope_unless_given(_UNTOLD), rope.write), tied(False), (_read_windows, _WRITE_WINDOWS)),
     ),
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 from models.families.base import ATTENTION, LLAMA_WHOLE, LOCAL_EXPERT_NUMBERS, WIDE_HEADS, like_llama, llama, tiny
 from models.hf import rope
 from models.hf.block_parts import layer_windows
-from models.hf.config_parts import rope_unless_told, tied
+from models.hf.config_parts import rope_unless_given, tied
 from models.hf.keys import Architecture, Config, Unsupported, is_one_of
 from models.hf.row_layouts import Table, fused_expert_biases, fused_experts, same
 from models.shapes import GPTShape
@@ -121,7 +121,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         parts=(
             WIDE_HEADS,
             (_read, _write),
-            (rope_unless_told(_ROPE), rope.write),
+            (rope_unless_given(_ROPE), rope.write),
             layer_windows(128, pattern=2),
             tied(False),
             (_read_quantization, lambda _: {}),

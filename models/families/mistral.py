@@ -128,8 +128,7 @@ def _read_growing(left: Config, fields: dict[str, Any]) -> None:
     betas = [_take_beta(left, key) for key in keys]
     if betas[0] != betas[-1]:
         raise Unsupported(f"rope_scaling.{BETA}", betas[-1], f"{betas[0]}, which rope_parameters says")
-    with rope.errors():
-        fields |= rope.read(left)
+    fields |= rope.read(left)
     if fields["rope_scaling"] != "yarn":
         raise Unsupported(f"{keys[0]}.rope_type", fields["rope_scaling"], "'yarn', as published models have it")
     if betas[0]:

@@ -96,8 +96,7 @@ def read_neox_rope(left: Config, fields: dict[str, Any]) -> None:
         where = parameters if isinstance(parameters, dict) else left
         if where.setdefault(key, value) != value:
             raise Unsupported(old, value, f"{where[key]}, which {key} says")
-    with rope.errors():
-        fields |= rope.read(left, share=0.25)
+    fields |= rope.read(left, share=0.25)
 
 
 def write_neox_rope(shape: GPTShape) -> Config:

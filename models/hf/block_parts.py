@@ -3,7 +3,7 @@
 from typing import Any
 
 from models.hf import rope
-from models.hf.config_parts import TOKENS, WHOLE, WINDOWED, skip_freq, write_window_types
+from models.hf.config_parts import TOKENS, WHOLE, WINDOWED, pop_window, skip_freq, window_of, write_window_types
 from models.hf.keys import Config, Read, Unsupported, Write, is_one_of, pop_number, take_bool, take_list
 from models.shapes import GPTShape
 from models.spans import FACTOR, Span
@@ -87,14 +87,6 @@ def count(fields: dict[str, Any]) -> int:
     return int(fields["num_layers"])
 
 
-def pop_window(left: Config, default: int | None) -> int | None:
-    """``sliding_window``, which counts the token itself; null is none."""
-    window = left.pop("sliding_window", default)
-    if window is not None and TOKENS.problem("sliding_window", window):
-        raise Unsupported("sliding_window", window, f"{TOKENS}, of tokens, or null")
-    return int(window) if window is not None else None
-
-
 def pop_layer_types(left: Config, fields: dict[str, Any], plain: list[bool]) -> list[bool]:
     """Whether each block is windowed. plain: what it means where ``layer_types`` is left out."""
     kinds = take_list(left, "layer_types")
@@ -115,18 +107,12 @@ def put_windows(fields: dict[str, Any], window: int | None, windowed: list[bool]
     fields |= {"window_size": (window - 1, 0), "window_attn_skip_freq": skip_freq(windowed)}
 
 
-def window_of(shape: GPTShape) -> int | None:
-    """``sliding_window``, or null."""
-    return shape.window_size[0] + 1 if any(shape.window_blocks) else None
-
-
 def rotary(theta: float = 10000.0, share: float | None = None) -> PARTS:
     """One RoPE for all blocks. theta: where rope_theta is left out. share: likewise partial_rotary_factor, of a model
     that has it."""
 
     def read(left: Config, fields: dict[str, Any]) -> None:
-        with rope.errors():
-            fields |= rope.read(left, theta=theta, share=share)
+        fields |= rope.read(left, theta=theta, share=share)
 
     def write(shape: GPTShape) -> Config:
         written = rope.write(shape)
@@ -145,8 +131,7 @@ def rotary_by_window(theta: float, local: float, *, local_key: bool = True) -> P
     """
 
     def read(left: Config, fields: dict[str, Any]) -> None:
-        with rope.errors():
-            fields |= rope.read_by_window(left, theta, local)
+        fields |= rope.read_by_window(left, theta, local)
         plain = fields["rope_scaling"] == "none" and fields["rotary_base_local"] == fields["rotary_base"]
         if plain or fields.get("window_size", (-1, 0))[0] < 0:
             fields["rotary_base_local"] = 0

@@ -49,31 +49,41 @@ def tied(default: bool) -> tuple[Read, Write]:
 
 def read_rope(left: Config, fields: dict[str, Any]) -> None:
     """Rotary positions."""
-    with rope.errors():
-        fields |= rope.read(left, latent=bool(fields.get("multi_latent_attention")))
+    fields |= rope.read(left, latent=bool(fields.get("multi_latent_attention")))
 
 
-def rope_unless_told(untold: Config, read: Read = read_rope) -> Read:
-    """untold: the parameters that transformers' class has where a file has none."""
+def rope_unless_given(default: Config, read: Read = read_rope) -> Read:
+    """default: the parameters that transformers' class has where a file has none."""
 
-    def told(left: Config, fields: dict[str, Any]) -> None:
+    def given(left: Config, fields: dict[str, Any]) -> None:
         if left.get("rope_parameters") is None and left.get("rope_scaling") is None:
-            left["rope_parameters"] = untold
+            left["rope_parameters"] = default
         read(left, fields)
 
-    return told
+    return given
 
 
 def window(default: int | None) -> tuple[Read, Write]:
-    """default: what it means where ``sliding_window`` is left out; null is none. Theirs counts the token itself."""
+    """default: what it means where ``sliding_window`` is left out."""
 
     def read(left: Config, fields: dict[str, Any]) -> None:
-        window = left.pop("sliding_window", default)
-        if window is not None and TOKENS.problem("sliding_window", window):
-            raise Unsupported("sliding_window", window, f"{TOKENS}, of tokens, or null")
+        window = pop_window(left, default)
         fields["window_size"] = (-1, 0) if window is None else (window - 1, 0)
 
-    return read, lambda shape: {"sliding_window": shape.window_size[0] + 1 if any(shape.window_blocks) else None}
+    return read, lambda shape: {"sliding_window": window_of(shape)}
+
+
+def pop_window(left: Config, default: int | None) -> int | None:
+    """``sliding_window``, which counts the token itself; null is none."""
+    window = left.pop("sliding_window", default)
+    if window is not None and TOKENS.problem("sliding_window", window):
+        raise Unsupported("sliding_window", window, f"{TOKENS}, of tokens, or null")
+    return int(window) if window is not None else None
+
+
+def window_of(shape: GPTShape) -> int | None:
+    """``sliding_window``, or null."""
+    return shape.window_size[0] + 1 if any(shape.window_blocks) else None
 
 
 WINDOWED, WHOLE = "sliding_attention", "full_attention"

@@ -6,10 +6,9 @@ from typing import Any
 from models.hf import rope
 from models.hf.keys import Config, Unsupported, pop_number
 from models.shapes import GPTShape
-from models.spans import MOST_TOKENS, Span
+from models.spans import FACTOR, MOST_TOKENS, Span
 
 ORIGINAL = Span(2, MOST_TOKENS, whole=True)
-FACTOR = Span(0, 1e6, above=True)
 LONG, SHORT = "long_factor", "short_factor"
 
 
@@ -20,8 +19,7 @@ def read_phi_rope(left: Config, fields: dict[str, Any]) -> None:
     found = left.get("rope_parameters") or left.get("rope_scaling") or {}
     kind = found.get("rope_type", found.get("type")) if isinstance(found, dict) else None
     if kind not in ("longrope", "su", "yarn"):
-        with rope.errors():
-            fields |= rope.read(left, share=1.0)
+        fields |= rope.read(left, share=1.0)
         return
     values = {**found}
     left.pop("rope_scaling", None)
@@ -31,8 +29,7 @@ def read_phi_rope(left: Config, fields: dict[str, Any]) -> None:
     factor, attention = values.pop("factor", None), values.pop("attention_factor", None)
     plain = {key: value for key, value in values.items() if key not in ("rope_type", "type")}
     own = {**plain_keys(left), "rope_parameters": plain}
-    with rope.errors():
-        fields |= rope.read(own, share=1.0)
+    fields |= rope.read(own, share=1.0)
     for key in ("rope_theta", "partial_rotary_factor"):
         left.pop(key, None)
     left |= own  # what was not read

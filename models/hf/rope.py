@@ -3,15 +3,14 @@
 Older files have ``rope_theta`` and ``rope_scaling``; transformers 5 writes both into ``rope_parameters``.
 """
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from models.hf.keys import Unsupported, is_one_of
 from models.shapes import GPTShape
-from models.spans import MOST_TOKENS, Span, is_number
+from models.spans import FACTOR as POSITIVE
+from models.spans import MOST_TOKENS, PART, Span, is_number
 
 Known = dict[str, tuple[str, float | None]]
 """Parameters of a rope type: our field, and what it is where it is left out (None: it must be there)."""
@@ -41,15 +40,12 @@ LATENT: Known = {"mscale": ("mscale", 1.0), "mscale_all_dim": ("mscale_all_dim",
 """More of yarn's with latent attention."""
 
 THETA = Span(2, 1e15)
-TURNED = Span(0, 1, above=True)
-MSCALES = Span(0, 1e6, above=True)
-FACTORS = Span(0, 1e6, above=True)
 SPANS: dict[str, Span] = {
     "rope_scaling_factor": Span(1, 1e6),
     "rope_original_max_position_embeddings": Span(1, MOST_TOKENS, whole=True),
     "mscale_all_dim": Span(0, 1e6),
 }
-"""What parameters may be, by our field; the others: FACTORS."""
+"""What parameters may be, by our field; the others: POSITIVE."""
 
 ROUNDED = "yarn_correction_range_round_to_int"
 LONGROPE = {
@@ -64,34 +60,17 @@ WHOLE = {"rope_original_max_position_embeddings"}
 """Fields that are whole numbers."""
 
 
-class RopeError(Exception):
-    """A rope type or parameter that we do not have."""
-
-    def __init__(self, key: str, found: object, expected: str) -> None:
-        super().__init__(key)
-        self.key, self.found, self.expected = key, found, expected
-
-
-@contextlib.contextmanager
-def errors() -> Iterator[None]:
-    """Within, RopeError becomes Unsupported."""
-    try:
-        yield
-    except RopeError as error:
-        raise Unsupported(error.key, error.found, error.expected) from None
-
-
 def read(
     config: dict[str, Any], *, latent: bool = False, theta: float = 10000.0, share: float | None = None
 ) -> dict[str, Any]:
-    """Takes RoPE's keys from a configuration: our fields. Raises RopeError.
+    """Takes RoPE's keys from a configuration: our fields. Raises Unsupported.
 
     theta: what rope_theta is where it is left out. share: likewise partial_rotary_factor, None: it may be 1 only.
     """
     where, values = _gather(config)
     top = config.pop("partial_rotary_factor", None)
     if top is not None and values.setdefault("partial_rotary_factor", top) != top:
-        raise RopeError("partial_rotary_factor", top, f"{values['partial_rotary_factor']}, which {where} says")
+        raise Unsupported("partial_rotary_factor", top, f"{values['partial_rotary_factor']}, which {where} says")
     return read_values(where, values, config, latent=latent, theta=theta, share=share)
 
 
@@ -111,15 +90,15 @@ def read_values(
     kind = values.pop("rope_type", values.pop("type", None)) or "default"
     values.pop("type", None)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise RopeError(f"{where}.rope_type", kind, " or ".join(map(repr, KINDS)))
+        raise Unsupported(f"{where}.rope_type", kind, " or ".join(map(repr, KINDS)))
     fields: dict[str, Any] = {"rope_scaling": "none" if kind == "default" else kind}
     fields["rotary_base"] = _number(f"{where}.rope_theta", values.pop("rope_theta"), THETA, whole=False)
     found = values.pop("partial_rotary_factor", None)
     if share is not None:
         turned = share if found is None else found
-        fields["rotary_percent"] = _number(f"{where}.partial_rotary_factor", turned, TURNED, whole=False)
+        fields["rotary_percent"] = _number(f"{where}.partial_rotary_factor", turned, PART, whole=False)
     elif not is_one_of(found, (1.0, None)):
-        raise RopeError(f"{where}.partial_rotary_factor", found, "1.0")
+        raise Unsupported(f"{where}.partial_rotary_factor", found, "1.0")
     if kind == "yarn":
         fields[ROUNDED] = _truth(f"{where}.truncate", values.pop("truncate", True))
     _read_factor(where, values, fields, kind, latent)
@@ -127,13 +106,14 @@ def read_values(
     for name, (ours, default) in _known(kind, latent).items():
         value = values.pop(name, default)
         if value is None:
-            raise RopeError(f"{where}.{name}", None, f"a number, which rope_type {kind!r} needs")
-        fields[ours] = _number(f"{where}.{name}", value, SPANS.get(ours, FACTORS), whole=ours in WHOLE)
+            raise Unsupported(f"{where}.{name}", None, f"a number, which rope_type {kind!r} needs")
+        fields[ours] = _number(f"{where}.{name}", value, SPANS.get(ours, POSITIVE), whole=ours in WHOLE)
     if kind == "yarn" and latent:
         _check_mscales(where, fields, given)
     for name, value in values.items():
         if value is not None and name in SCALES and (kind == "yarn" or value != 1):
-            raise RopeError(f"{where}.{name}", value, f"none: rope_type {kind!r} has {', '.join(_known(kind, latent))}")
+            known = ", ".join(_known(kind, latent))
+            raise Unsupported(f"{where}.{name}", value, f"none: rope_type {kind!r} has {known}")
         unread[f"{where}.{name}"] = value
     return fields
 
@@ -145,13 +125,13 @@ def _read_factor(where: str, values: dict[str, Any], fields: dict[str, Any], kin
     factor = values.get("factor") or 1.0
     if (given := values.pop("attention_factor", None)) is None:
         scales = [values.pop(name, None) for name in ("mscale", "mscale_all_dim")]
-        if all(scales) and all(MSCALES.problem("", scale) is None for scale in [*scales, factor]):
+        if all(scales) and all(POSITIVE.problem("", scale) is None for scale in [*scales, factor]):
             given = yarn_mscale(factor, scales[0]) / yarn_mscale(factor, scales[1])
         elif any(scales):
-            raise RopeError(f"{where}.mscale", scales, "mscale and mscale_all_dim, as transformers uses both or none")
+            raise Unsupported(f"{where}.mscale", scales, "mscale and mscale_all_dim, as transformers uses both or none")
     if given is None:
         return
-    fields["rope_attention_factor"] = _number(f"{where}.attention_factor", given, FACTORS, whole=False)
+    fields["rope_attention_factor"] = _number(f"{where}.attention_factor", given, POSITIVE, whole=False)
     if is_number(factor) and math.isclose(fields["rope_attention_factor"], yarn_mscale(factor, 1.0), rel_tol=1e-9):
         del fields["rope_attention_factor"]
 
@@ -182,7 +162,7 @@ WINDOWED, WHOLE_SEQUENCE = "sliding_attention", "full_attention"
 
 
 def read_by_window(config: dict[str, Any], theta: float, local: float) -> dict[str, Any]:
-    """Of models whose windowed blocks have a plain RoPE of their own. Raises RopeError.
+    """Of models whose windowed blocks have a plain RoPE of their own. Raises Unsupported.
 
     transformers 5 keeps both in rope_parameters, by kind of block; older files have rope_local_base_freq for the
     windowed ones. theta, local: the others' base, and theirs, where they are left out.
@@ -197,23 +177,23 @@ def read_by_window(config: dict[str, Any], theta: float, local: float) -> dict[s
         assert isinstance(both, dict)
         config.pop("rope_parameters")
         for kind in both.keys() - {WINDOWED, WHOLE_SEQUENCE}:
-            raise RopeError(f"rope_parameters.{kind}", both[kind], f"{WINDOWED} or {WHOLE_SEQUENCE}")
+            raise Unsupported(f"rope_parameters.{kind}", both[kind], f"{WINDOWED} or {WHOLE_SEQUENCE}")
         kinds = {kind: both.get(kind) or {} for kind in (WINDOWED, WHOLE_SEQUENCE)}
         for kind, values in kinds.items():
             if not isinstance(values, dict):
-                raise RopeError(f"rope_parameters.{kind}", values, "parameters by name, an object in braces")
+                raise Unsupported(f"rope_parameters.{kind}", values, "parameters by name, an object in braces")
         flat, old = config.pop("rope_theta", None), config.pop("rope_scaling", None)
         whole = {**kinds[WHOLE_SEQUENCE]}
         if flat is not None and whole.setdefault("rope_theta", flat) != flat:
-            raise RopeError("rope_theta", flat, f"{whole['rope_theta']}, which rope_parameters says")
+            raise Unsupported("rope_theta", flat, f"{whole['rope_theta']}, which rope_parameters says")
         if old is not None and (not isinstance(old, dict) or {**whole, **old} != whole):
-            raise RopeError("rope_scaling", old, "what rope_parameters says")
+            raise Unsupported("rope_scaling", old, "what rope_parameters says")
         fields = read_values(f"rope_parameters.{WHOLE_SEQUENCE}", whole, config, theta=theta)
         plain = {"rope_theta": local if base is None else base, **kinds[WINDOWED]}
     where = f"rope_parameters.{WINDOWED}"
     of_windows = read_values(where, plain, config, theta=theta)
     if of_windows["rope_scaling"] != "none":
-        raise RopeError(f"{where}.rope_type", of_windows["rope_scaling"], "'default'")
+        raise Unsupported(f"{where}.rope_type", of_windows["rope_scaling"], "'default'")
     return fields | {"rotary_base_local": of_windows["rotary_base"]}
 
 
@@ -243,11 +223,11 @@ def _known(kind: str, latent: bool) -> Known:
 
 def _check_mscales(where: str, fields: dict[str, Any], given: set[str]) -> None:
     """transformers' ``_compute_yarn_parameters`` reads both mscales or neither; megatron-core divides one by the
-    other, whatever they are. Raises RopeError where that differs."""
+    other, whatever they are. Raises Unsupported where that differs."""
     both = {"mscale", "mscale_all_dim"} <= given
     if not both and (fields["mscale"], fields["mscale_all_dim"]) != (1.0, 0.0):
         missing = "mscale" if "mscale_all_dim" in given else "mscale_all_dim"
-        raise RopeError(f"{where}.{missing}", None, "a number, as transformers uses both mscales or none")
+        raise Unsupported(f"{where}.{missing}", None, "a number, as transformers uses both mscales or none")
 
 
 def _gather(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -257,22 +237,22 @@ def _gather(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     where, values = ("rope_parameters", new) if new is not None else ("rope_scaling", old or {})
     values = dict(values)
     if theta is not None and (said := values.setdefault("rope_theta", theta)) is not theta and said != theta:
-        raise RopeError("rope_theta", theta, f"{values['rope_theta']}, which {where} says")
+        raise Unsupported("rope_theta", theta, f"{values['rope_theta']}, which {where} says")
     if new is not None and old is not None and {**old, "rope_theta": None} != {**new, "rope_theta": None}:
-        raise RopeError("rope_scaling", old, "what rope_parameters says")
+        raise Unsupported("rope_scaling", old, "what rope_parameters says")
     return where, values
 
 
 def _parameters(config: dict[str, Any], key: str) -> dict[str, Any] | None:
     found = config.pop(key, None)
     if found is not None and not isinstance(found, dict):
-        raise RopeError(key, found, "parameters by name, an object in braces")
+        raise Unsupported(key, found, "parameters by name, an object in braces")
     return found
 
 
 def _truth(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise RopeError(key, value, "true or false")
+        raise Unsupported(key, value, "true or false")
     return value
 
 
@@ -280,7 +260,7 @@ def _number(key: str, value: Any, span: Span, *, whole: bool) -> float | int:
     """whole: 10000.0 will do."""
     plain = dataclasses.replace(span, whole=False)
     if plain.problem(key, value) is not None:
-        raise RopeError(key, value, str(span))
+        raise Unsupported(key, value, str(span))
     if whole and not float(value).is_integer():
-        raise RopeError(key, value, "a whole number")
+        raise Unsupported(key, value, "a whole number")
     return int(value) if whole else float(value)

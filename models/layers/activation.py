@@ -7,13 +7,14 @@ import torch
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from models.layers.whole_matrices import SplitOverTP
 
-class XIELU(nn.Module):
+
+class XIELU(SplitOverTP):
     """xIELU (arXiv:2411.13010): a_p x^2 + b x above 0, a_n (expm1(x) - x) + b x below, with a_p = softplus(alpha_p) and
     a_n = b + softplus(alpha_n). Each TP rank sees a part of the channels: the gradients of both are summed over TP.
 
@@ -25,25 +26,16 @@ class XIELU(nn.Module):
 
     def __init__(self, config: TransformerConfig, group: Any) -> None:
         super().__init__()
-        self.group = group
+        self.tp_group = group
         self.alpha_p = nn.Parameter(torch.zeros(1, dtype=config.params_dtype))
         self.alpha_n = nn.Parameter(torch.zeros(1, dtype=config.params_dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Element by element."""
-        both = (copy_to_tensor_model_parallel_region(one, group=self.group) for one in (self.alpha_p, self.alpha_n))
+        both = (copy_to_tensor_model_parallel_region(one, group=self.tp_group) for one in (self.alpha_p, self.alpha_n))
         above, below = (functional.softplus(one) for one in both)
         out: Tensor = _Recomputed.apply(x, above, self.BETA + below)
         return out
-
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> Any:
-        """The same on all TP ranks."""
-        state = self.state_dict(prefix="", keep_vars=True)
-        return make_sharded_tensors_for_checkpoint(
-            state, prefix, {}, sharded_offsets, tp_group=self.group, dp_cp_group=(metadata or {}).get("dp_cp_group")
-        )
 
 
 class _Recomputed(torch.autograd.Function):

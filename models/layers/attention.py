@@ -4,7 +4,7 @@ Shape letters: s sequence, b microbatch, n query heads / TP, g key-value groups 
 """
 
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -13,13 +13,14 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 
 from models.layers import max_logits, packed
 from models.layers.blockwise_attention import AttentionMask, Softmax, attend, attend_in_blocks
 from models.layers.chunked import chunk_of, temperature_of
 from models.layers.documents import Documents, kept_apart
+from models.layers.whole_matrices import SplitOverTP
 from program.errors import SharedMistake
 
 
@@ -36,7 +37,7 @@ def softcap_of(config: TransformerConfig) -> float:
     return float(getattr(config, "attn_logit_softcapping", 0.0))
 
 
-class SDPAttention(MegatronModule):
+class SDPAttention(SplitOverTP, MegatronModule):
     """Causal core attention: what mcore puts between the QKV and the output projection.
 
     A layer that is windowed sees ``config.window_size[0]`` tokens before each query's own, and documents see only
@@ -46,7 +47,10 @@ class SDPAttention(MegatronModule):
     Llama-4's (models/layers/chunked.py).
     """
 
+    config: TransformerConfig
+    split: ClassVar = {"softmax_offset": 0}
     softmax_offset: Tensor | None
+    """[heads / TP], learned or 0."""
     current_max_attn_logits: Tensor | None
     """With ``config.log_max_attention_logit`` (models/layers/max_logits.py)."""
 
@@ -143,19 +147,6 @@ class SDPAttention(MegatronModule):
         if plain and sight.documents is None and (sight.left is None or sight.left >= s - 1):
             return attend(query, key, value, softmax)  # plain causal: needs no mask
         return attend_in_blocks(query, key, value, sight, softmax, sink=sink)
-
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """The learned logits, of which each TP rank has its heads'; no ``_extra_state``, unlike Transformer Engine."""
-        return make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True),
-            prefix,
-            {"softmax_offset": 0},
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=(metadata or {}).get("dp_cp_group"),
-        )
 
 
 def mark_softmax_offsets(chunk: nn.Module) -> None:

@@ -3,7 +3,7 @@
 Both have the same parameters, shards and names on disk: a checkpoint moves between the two.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -16,14 +16,13 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
 from models.costs.parameters import MAMBA_TAPS as TAPS
 from models.layers.documents import Documents, kept_apart
 from models.layers.ssd import causal_conv, chunked_scan
-from models.layers.whole_matrices import one_tensor_each
+from models.layers.whole_matrices import SplitOverTP, one_tensor_each
 
 NORM_EPSILON = 1e-5
 """Of the gated norm, mcore's, whatever model.norm_epsilon is."""
@@ -55,8 +54,10 @@ def mamba_layer(backend: BackendSpecProvider, norm: Any, on_cpu: bool) -> Module
     )
 
 
-class GroupedRMSNorm(nn.Module):
+class GroupedRMSNorm(SplitOverTP):
     """RMSNorm of each group's channels apart, in fp32: mamba_ssm's RMSNormGated once its gate is applied."""
+
+    split: ClassVar = {"weight": 0}
 
     def __init__(self, size: int, group_size: int, dtype: torch.dtype, device: torch.device, tp_group: Any) -> None:
         super().__init__()
@@ -68,15 +69,6 @@ class GroupedRMSNorm(nn.Module):
         grouped = x.float().unflatten(-1, (-1, self.group_size))
         normed = functional.rms_norm(grouped, (self.group_size,), eps=NORM_EPSILON).flatten(-2)
         return (normed * self.weight.float()).to(x.dtype)
-
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
-    ) -> Any:
-        assert metadata is not None
-        return make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True), prefix, {"weight": 0}, sharded_offsets,
-            tp_group=self.tp_group, dp_cp_group=metadata["dp_cp_group"],
-        )  # fmt: skip
 
 
 class _Mixer(MambaMixer):

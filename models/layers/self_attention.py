@@ -1,16 +1,17 @@
 """mcore's self-attention, with a norm over all heads and rotary frequencies of its own where the model says so."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
-from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 
 from models.layers.chunked import goes_without_rope
+from models.layers.whole_matrices import SplitOverTP
 from models.rope import attention_factor
 from models.shapes import GPTShape
 
@@ -62,17 +63,19 @@ def part_of(embedding: Tensor, part: int, interleaved: bool) -> Tensor:
     return torch.cat([copy.chunk(2, dim=-1)[part] for copy in copies], dim=-1)
 
 
-class AllHeadsNorm(nn.Module):
+class AllHeadsNorm(SplitOverTP):
     """RMSNorm over the channels of all heads together, whose heads and weights are split over TP.
 
     Not by mcore's field qk_layernorm, with which gradients of a q_layernorm are summed over TP: each rank has other
     weights here.
     """
 
+    split: ClassVar = {"weight": 0}
+
     def __init__(self, config: TransformerConfig, heads: int, group: dist.ProcessGroup) -> None:
         super().__init__()
         assert config.kv_channels is not None
-        self.group, self.eps = group, config.layernorm_epsilon
+        self.tp_group, self.eps = group, config.layernorm_epsilon
         self.width = heads * config.kv_channels * group.size()
         self.offset = float(config.layernorm_zero_centered_gamma)
         self.weight = nn.Parameter(torch.ones(heads * config.kv_channels, dtype=config.params_dtype))
@@ -81,19 +84,9 @@ class AllHeadsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[s, b, heads / tp, d] -> the same shape; computed in fp32."""
         flat = x.flatten(2).float()
-        squares = _SumOverTP.apply(flat.square().sum(-1, keepdim=True), self.group)
+        squares = _SumOverTP.apply(flat.square().sum(-1, keepdim=True), self.tp_group)
         normed = flat * torch.rsqrt(squares / self.width + self.eps) * (self.weight.float() + self.offset)
         return normed.type_as(x).view_as(x)
-
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> Any:
-        """Split along the heads."""
-        state = self.state_dict(prefix="", keep_vars=True)
-        return make_sharded_tensors_for_checkpoint(
-            state, prefix, {"weight": 0}, sharded_offsets, tp_group=self.group,
-            dp_cp_group=(metadata or {}).get("dp_cp_group"),
-        )  # fmt: skip
 
 
 class _SumOverTP(torch.autograd.Function):

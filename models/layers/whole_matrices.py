@@ -1,10 +1,29 @@
-"""One tensor on disk of a matrix whose parts TP splits apart, such as the projections into a Mamba-2 mixer."""
+"""One tensor on disk of what TP splits: our modules' parameters, and matrices whose parts it splits apart, such as the
+projections into a Mamba-2 mixer."""
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import nn
+
+
+class SplitOverTP(nn.Module):
+    """One of Triplane's modules with parameters; without ``_extra_state``, unlike Transformer Engine's."""
+
+    tp_group: Any
+    split: ClassVar[dict[str, int]] = {}
+    """Dims along which TP splits parameters; those that are not here are the same on all its ranks."""
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True), prefix, self.split, sharded_offsets,
+            tp_group=self.tp_group, dp_cp_group=(metadata or {}).get("dp_cp_group"),
+        )  # fmt: skip
 
 
 def one_tensor_each(found: dict[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import SIZES
 from tests.gpu.subject_run import SubjectRun
 from tests.gpu.subjects import planned_layouts
+from tests.gpu.subjects.computing import computing_s
 from tools import clusters
 from tools.plan.cost.cases import PricedColumns
-from tools.plan.cost.computing import computing_s
 from tools.plan.cost.step import step_times
 from tools.plan.search.pricing import constants, planned_cases
 from tools.plan.search.request import PlanRequest

@@ -139,7 +139,7 @@ def test_what_is_redirected_is_a_closed_list() -> None:
 @pytest.mark.parametrize("spot", list(mcore_patches.PROBES))
 def test_a_private_spot_that_moved_is_named(spot: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        mcore_patches, "PROBES", {name: lambda name=name: name != spot for name in mcore_patches.PROBES}
+        mcore_patches, "PROBES", {name: [lambda name=name: name != spot] for name in mcore_patches.PROBES}
     )
     with pytest.raises(RuntimeError, match="megatron-core") as raised:
         mcore_patches.check()

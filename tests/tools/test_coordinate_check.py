@@ -54,7 +54,7 @@ def test_one_odd_width_is_no_growth() -> None:
 @pytest.mark.campaign
 def test_a_missing_part_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without_rates:
-        without_rates.setattr("training.optimizer.group_overrides", lambda *_: {})
+        without_rates.setattr("training.optimizer._mup_overrides", lambda *_: {})
         assert checked(MUP, tmp_path) == 1
     monkeypatch.setattr(scaling, "scale_logits", lambda *_: None)
     assert checked(MUP, tmp_path) == 1

@@ -80,7 +80,7 @@ def test_a_decoupled_rate_stays_that_of_embeddings_and_output_layer() -> None:
 
 
 def test_a_rate_without_the_width_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.optimizer.group_overrides", lambda *_: {})
+    monkeypatch.setattr("training.optimizer._mup_overrides", lambda *_: {})
     with pytest.raises(BaseException, match="linear"):
         on_ranks(1, of_mup("adam", "debug", sizes()), _rates, "adam")
 

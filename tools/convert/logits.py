@@ -15,7 +15,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,11 +30,9 @@ from tools.convert.cut import cut_of, write_cut
 from tools.convert.importing import import_folder
 from tools.reshard.checkpoint_source import real_vocab_size
 from tools.shared.checked_checkpoint import read_config
+from tools.shared.dtypes import round_weights
 from tools.shared.hf_folder.source import HfFolder, architecture
 from tools.shared.resumable import Rejected
-
-if TYPE_CHECKING:
-    from torch import nn
 
 TOKENS = 64
 TIMEOUT_S, CUT_TIMEOUT_S = 6 * 3600, 1800
@@ -148,7 +145,7 @@ def theirs_to_file(folder: Path, output: Path, dtype: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, attn_implementation="eager"
     ).eval()
-    _round(model, dtype)
+    round_weights(model, dtype)
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens(model.config.vocab_size))[None]).logits[0]
     np.save(output, logits.numpy())
@@ -175,7 +172,7 @@ def ours_to_file(folder: Path, output: Path, dtype: str) -> None:
         with torch.no_grad(), TensorReader(folder) as reader:
             read_weights(reader, model_boxes(chunks, ranks))
             chunk = chunks[0].eval()
-            _round(chunk, dtype)
+            round_weights(chunk, dtype)
             logits = chunk(ids, torch.arange(TOKENS)[None], None)[0, :, : shape.vocab_size]
     np.save(output, logits.float().numpy())
 
@@ -183,15 +180,6 @@ def ours_to_file(folder: Path, output: Path, dtype: str) -> None:
 def tokens(vocab_size: int) -> np.ndarray:
     """Any ids, the same in both processes."""
     return np.random.default_rng(1).integers(0, vocab_size, TOKENS)
-
-
-def _round(model: "nn.Module", dtype: str) -> None:
-    import torch
-
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if not name.endswith("e_score_correction_bias"):
-                param.copy_(param.to(getattr(torch, dtype)))
 
 
 if __name__ == "__main__":

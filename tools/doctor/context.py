@@ -1,7 +1,6 @@
 """Which node this is, which others there are, and what is to be examined."""
 
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -139,15 +138,5 @@ def _master(environ: Mapping[str, str]) -> tuple[str, int] | None:
 def _names(environ: Mapping[str, str], count: int) -> tuple[str, ...]:
     """By SLURM's list where it can be had; it is in the order of SLURM_NODEID."""
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    names: list[str] = []
-    if listed:
-        try:
-            answer = subprocess.run(
-                ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, timeout=10
-            )
-            names = answer.stdout.split()
-        except (OSError, subprocess.SubprocessError):
-            names = []
-    if len(names) != count:
-        names = [""] * count
-    return tuple(names)
+    names, _ = launch.node_names(listed, timeout_s=10) if listed else ([], "")
+    return tuple(names if len(names) == count else [""] * count)

@@ -63,15 +63,8 @@ def evaluate(job: ScoringJob, model: LoadedModel) -> None:
     from training.evaluation.shared_model import SharedModel
 
     assert model.tokenizer is not None, "looked at before ranks started"
-    config, tokenizer = model.config, HarnessTokenizer(model.tokenizer)
-    shape = row_shape(
-        config.model.seq_length,
-        job.micro_batch_size,
-        model.ranks.layout,
-        sequence_parallel=config.parallel.sequence_parallel,
-        few_bits=config.precision.products is not None,
-        fixed=config.kernels.tp_comm_overlap,
-    )
+    tokenizer = HarnessTokenizer(model.tokenizer)
+    shape = row_shape(model.config, job.micro_batch_size, model.ranks.layout)
     progress = RoundProgress(model)
     scorer = Scorer(chunks=model.chunks, ranks=model.ranks, shape=shape, before_round=progress)
     generator = TextGenerator(
@@ -80,7 +73,7 @@ def evaluate(job: ScoringJob, model: LoadedModel) -> None:
     )  # fmt: skip
     shared = SharedModel(scorer, generator, model.ranks)
     model.ranks.say(
-        f"{model.folder} ({config.model.title}), {model.ranks.layout} on {model.ranks.device.type}, "
+        f"{model.folder} ({model.config.model.title}), {model.ranks.layout} on {model.ranks.device.type}, "
         f"{model.numbers}, at most {shape.seq_length} tokens of a request"
     )
     began_s = time.time()

@@ -2,7 +2,7 @@
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,12 @@ class Draft:
             return word
         self.leave_open(flag, [word], what)
         return None
+
+    def only_with(self, needed: str, flags: Iterable[str], on: bool = False) -> None:
+        """Note flags that are given, and that Megatron-LM reads only beside another one. on: whether that is given."""
+        for flag in flags:
+            if self.arguments.switch(flag) and not on:
+                self.irrelevant.append(f"--{flag}: has no effect without --{needed}")
 
     def leave_open(self, flag: str, words: Sequence[ScriptWord], what: str) -> None:
         """Note a value that holds what the script does not set."""

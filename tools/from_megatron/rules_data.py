@@ -97,8 +97,7 @@ def _documents(draft: Draft) -> None:
 def _fim(draft: Draft) -> None:
     end = draft.arguments.text("fim-eod-token")
     if not draft.arguments.switch("fim-data"):
-        given = [flag for flag in (*FIM_FIELDS, "fim-eod-token") if flag in draft.arguments.given]
-        draft.irrelevant += [f"--{flag}: has no effect without --fim-data" for flag in given]
+        draft.only_with("fim-data", (*FIM_FIELDS, "fim-eod-token"))
         return
     draft.fields(FIM_FIELDS)
     if end is not None:

@@ -25,10 +25,10 @@ def model(draft: Draft) -> None:
     _hybrid(draft)
     _linear_attention(draft)
     _prediction(draft)
-    _only_with(draft, draft.arguments.switch("multi-latent-attention"), "multi-latent-attention", list(LATENT_FIELDS))
+    draft.only_with("multi-latent-attention", LATENT_FIELDS, draft.arguments.switch("multi-latent-attention"))
     if draft.arguments.switch("multi-latent-attention"):
         draft.fields(LATENT_FIELDS)
-    _only_with(draft, draft.arguments.switch("use-mup"), "use-mup", list(MUP_FIELDS))
+    draft.only_with("use-mup", MUP_FIELDS, draft.arguments.switch("use-mup"))
     if draft.arguments.switch("use-mup"):
         draft.put("model.use_mup", True, "--use-mup")
         draft.fields(MUP_FIELDS)
@@ -51,7 +51,7 @@ def _sizes(draft: Draft) -> None:
     draft.put("model.kv_channels", channels or quotient, "--kv-channels" if channels else "hidden / heads")
     groups, grouped = arguments.whole("num-query-groups", 1), arguments.switch("group-query-attention")
     draft.put("model.num_query_groups", groups if grouped else heads, "--num-query-groups" if grouped else "every head")
-    _only_with(draft, grouped, "group-query-attention", ["num-query-groups"])
+    draft.only_with("group-query-attention", ["num-query-groups"], grouped)
     positions = arguments.whole("max-position-embeddings")
     source = "--max-position-embeddings" if positions else "--seq-length"
     draft.put("model.max_position_embeddings", positions or seq_length, source)
@@ -119,10 +119,10 @@ def _rope_scaling(draft: Draft) -> None:
     stretch = arguments.real("rotary-scaling-factor", 1.0) or 1.0
     fast, slow = arguments.real("yarn-beta-fast", 32.0), arguments.real("yarn-beta-slow", 1.0)
     original = arguments.whole("yarn-original-max-position-embeddings", 4096)
-    _only_with(draft, latent, "multi-latent-attention", ["rotary-scaling-factor", "rope-type"])
+    draft.only_with("multi-latent-attention", ["rotary-scaling-factor", "rope-type"], latent)
     yarn_names = ["yarn-beta-fast", "yarn-beta-slow", "yarn-original-max-position-embeddings"]
-    _only_with(draft, yarn_position and not latent, "position-embedding-type yarn", yarn_names)
-    _only_with(draft, llama3 and not latent, "use-rope-scaling", ["rope-scaling-factor"])
+    draft.only_with("position-embedding-type yarn", yarn_names, yarn_position and not latent)
+    draft.only_with("use-rope-scaling", ["rope-scaling-factor"], llama3 and not latent)
     if latent and kind == "yarn" and stretch != 1.0:
         _yarn(draft, stretch, "--rotary-scaling-factor", 4096, 32.0, 1.0)
     elif yarn_position and not latent:
@@ -167,7 +167,7 @@ def _experts(draft: Draft) -> None:
     experts = arguments.whole("num-experts", 0) or 0
     losses, weights = arguments.texts("moe-router-load-balancing-type"), arguments.texts("moe-aux-loss-coeff")
     names = [*EXPERT_FIELDS, *EXPERT_SWITCHES, "moe-router-load-balancing-type", "moe-aux-loss-coeff"]
-    _only_with(draft, experts > 0, "num-experts", names)
+    draft.only_with("num-experts", names, experts > 0)
     if not experts:
         return
     draft.put("model.num_moe_experts", experts, "--num-experts")
@@ -205,7 +205,7 @@ def _pattern(arguments: Arguments) -> str:
 def _hybrid(draft: Draft) -> None:
     """One letter a layer; "|" cuts pipeline stages, "/" begins depths of multi-token prediction."""
     pattern = _pattern(draft.arguments)
-    _only_with(draft, bool(pattern), "hybrid-layer-pattern", list(MAMBA_FIELDS))
+    draft.only_with("hybrid-layer-pattern", MAMBA_FIELDS, bool(pattern))
     if not pattern:
         return
     source = "--hybrid-layer-pattern" if draft.arguments.text("hybrid-layer-pattern") else "--hybrid-override-pattern"
@@ -225,7 +225,7 @@ def _linear_attention(draft: Draft) -> None:
     arguments = draft.arguments
     variant = arguments.text("experimental-attention-variant")
     names = [*LINEAR_FIELDS, "linear-attention-freq", "linear-conv-kernel-dim"]
-    _only_with(draft, variant is not None, "experimental-attention-variant", names)
+    draft.only_with("experimental-attention-variant", names, variant is not None)
     if variant is None:
         return
     kernel = arguments.whole("linear-conv-kernel-dim", 4)
@@ -244,14 +244,7 @@ def _linear_attention(draft: Draft) -> None:
 
 def _prediction(draft: Draft) -> None:
     depths = draft.arguments.whole("mtp-num-layers", 0) or 0
-    _only_with(draft, depths > 0, "mtp-num-layers", list(PREDICTION_FIELDS))
+    draft.only_with("mtp-num-layers", PREDICTION_FIELDS, depths > 0)
     if depths:
         draft.put("model.mtp_num_layers", depths, "--mtp-num-layers")
         draft.fields(PREDICTION_FIELDS)
-
-
-def _only_with(draft: Draft, on: bool, needed: str, flags: list[str]) -> None:
-    """Flags that Megatron-LM reads only beside another one."""
-    for flag in flags:
-        if draft.arguments.switch(flag) and not on:
-            draft.irrelevant.append(f"--{flag}: has no effect without --{needed}")

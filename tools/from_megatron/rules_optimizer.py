@@ -23,19 +23,15 @@ def optimizer(draft: Draft) -> None:
         draft.other_model.append(
             f"--optimizer {name}: another optimizer than AdamW and Muon: optimizer.optimizer takes a class of yours."
         )
-    for flag in table.MUON_FLAGS:
-        if flag in arguments.given:
-            draft.irrelevant.append(f"--{flag}: has no effect without --optimizer muon")
+    draft.only_with("optimizer muon", table.MUON_FLAGS)
 
 
 def _qk_clip(draft: Draft) -> None:
     if draft.arguments.switch("qk-clip"):
         draft.put("optimizer.qk_clip", True, "--qk-clip")
         draft.fields(table.QK_CLIP_FIELDS)
-        return
-    for flag in table.QK_CLIP_FIELDS:
-        if flag in draft.arguments.given:
-            draft.irrelevant.append(f"--{flag}: has no effect without --qk-clip")
+    else:
+        draft.only_with("qk-clip", table.QK_CLIP_FIELDS)
 
 
 def _whole_matrices(draft: Draft) -> None:

@@ -79,8 +79,7 @@ def _sharding(draft: Draft) -> None:
         strategy = asked or "no_shard"
         source = "--data-parallel-sharding-strategy" if asked else "--use-megatron-fsdp without a strategy"
     else:
-        if asked:
-            draft.irrelevant.append("--data-parallel-sharding-strategy: has no effect without --use-megatron-fsdp")
+        draft.only_with("use-megatron-fsdp", ["data-parallel-sharding-strategy"])
         strategy, source = "", ""
     if strategy:
         draft.put(name, strategy, source)
@@ -123,8 +122,7 @@ def _recipe(draft: Draft, name: str, default: str, offered: str) -> None:
     """name: fp8 or fp4. default: Megatron's."""
     flag, recipe = f"--{name}-recipe", draft.arguments.text(f"{name}-recipe")
     if draft.arguments.text(f"{name}-format") is None:
-        if recipe is not None:
-            draft.irrelevant.append(f"{flag}: has no effect without --{name}-format")
+        draft.only_with(f"{name}-format", [f"{name}-recipe"])
     elif recipe == "custom":
         draft.unsupported.append(f"{flag} custom: Triplane has {offered}.")
     else:

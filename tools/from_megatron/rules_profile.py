@@ -20,9 +20,7 @@ def profile(draft: Draft) -> None:
     if arguments.switch("record-memory-history"):
         draft.put("profile.record_memory_history", True, "--record-memory-history")
     if not arguments.switch("profile"):
-        given = {"profile-step-start": start is not None, "profile-step-end": end is not None, "profile-ranks": ranks}
-        idle = [name for name, there in (given | switches).items() if there] + shapes
-        draft.irrelevant += [f"--{name}: has no effect without --profile" for name in idle]
+        draft.only_with("profile", ["profile-step-start", "profile-step-end", "profile-ranks", *switches, *shapes])
         return
     draft.put("profile.enable_profiling", True, "--profile")
     for field, value, flag, default in (

@@ -51,9 +51,7 @@ def _recompute(draft: Draft) -> None:
     elif granularity not in ("selective", None):
         draft.unsupported.append(f'--recompute-granularity {granularity}: Triplane knows "full" and "selective".')
     if granularity != "full":
-        for flag, value in (("method", method), ("num-layers", layers)):
-            if value is not None:
-                draft.irrelevant.append(f'--recompute-{flag}: has no effect without --recompute-granularity "full"')
+        draft.only_with('recompute-granularity "full"', ["recompute-method", "recompute-num-layers"])
 
 
 def _offload(draft: Draft) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from program.number_ranges import listed, merged
 from tools.inspect_checkpoint.catalogue import Checkpoint
 from tools.inspect_checkpoint.contents import Kind, StoredParameter, bytes_by_kind
 from tools.inspect_checkpoint.text import columns, count, size
@@ -72,13 +73,8 @@ def groups(found: Sequence[StoredParameter], fold: bool) -> Iterator[tuple[list[
 def ranges(names: Sequence[str]) -> str:
     """``layers.0-3, 8`` for blocks of these numbers."""
     kind = names[0].partition(".")[0]
-    runs: list[list[int]] = []
-    for number in (int(name.rpartition(".")[2]) for name in names):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+    numbers = [int(name.rpartition(".")[2]) for name in names]
+    texts = [listed([one], "d") for one in merged((number, number + 1) for number in numbers)]
     if len(texts) > MOST_RANGES:
         texts = [*texts[: MOST_RANGES - 2], "...", texts[-1]]
     return f"{kind}.{', '.join(texts)}"

@@ -2,11 +2,11 @@
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -126,13 +126,8 @@ def _outputs(
     return found
 
 
-def _in_a_process(model: ComparedModel, work: Any, scratch: Path) -> None:
-    def rank(identity: launch.Identity) -> int:
-        with output.own_output(scratch / "logs", identity, every_rank=False):
-            work()
-        return 0
-
-    _, failure = local_ranks.fork_ranks(1, rank)
+def _in_a_process(model: ComparedModel, work: Callable[[], None], scratch: Path) -> None:
+    failure = local_ranks.fork_logged(1, lambda _: work(), scratch / "logs")
     if failure is None:
         return
     if failure.code == 2:

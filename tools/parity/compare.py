@@ -3,13 +3,14 @@
 import math
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from data.prepared import Prepared
-from parallel import launch, local_ranks, output
+from parallel.local_ranks import fork_logged
 from tools.parity.layouts import with_layout
 from tools.parity.probe import ProbedPart, ProbeTask, run
 from training.cli import parse
@@ -59,22 +60,11 @@ def observe(
         task = ProbeTask(
             config=changed, prepared=prepared, folder=folder, notes=Path(notes), gradients=gradients, save_at=SAVED_AT
         )
-        fork(world_size, task, until)
+        failure = fork_logged(world_size, partial(run, task=task, until=until), folder / "logs")
+        if failure is not None:
+            raise RuntimeError(f"rank {failure.rank} of {world_size} failed:\n{failure.text}")
         ranks = [torch.load(Path(notes) / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
     return assemble(ranks, changed, world_size, folder)
-
-
-def fork(world_size: int, task: ProbeTask, until: int) -> None:
-    """All ranks of a task; raises RuntimeError with the first failure."""
-
-    def rank(identity: launch.Identity) -> int:
-        with output.own_output(task.folder / "logs", identity, every_rank=False):
-            run(identity, task, until)
-        return 0
-
-    _, failure = local_ranks.fork_ranks(world_size, rank)
-    if failure is not None:
-        raise RuntimeError(f"rank {failure.rank} of {world_size} failed:\n{failure.text}")
 
 
 def assemble(ranks: list[dict[str, Any]], config: RunConfig, world_size: int, folder: Path) -> Observed:

@@ -131,14 +131,7 @@ def measured(config: RunConfig, scratch: Path) -> tuple[list[float], Changes]:
         from tools.parity.coordinates import write_changes
 
         work = partial(write_changes, config, prepare(config, None), scratch / "changes.pt")
-
-    def rank(identity: launch.Identity) -> int:
-        with output.own_output(scratch / "logs", identity, every_rank=False):
-            work()
-        return 0
-
-    _, failure = local_ranks.fork_ranks(1, rank)
-    if failure is not None:
+    if failure := local_ranks.fork_logged(1, lambda _: work(), scratch / "logs"):
         raise RuntimeError(f"width {config.model.hidden_size} failed:\n{failure.text}")
     found: tuple[list[float], Changes] = torch.load(scratch / "changes.pt")
     return found

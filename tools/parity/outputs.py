@@ -22,6 +22,7 @@ from parallel.launch import Identity
 from parallel.layout import Layout
 from program.errors import UserError
 from tools.parity.compared_model import ComparedModel
+from tools.shared.dtypes import round_weights
 from training.checkpoint.weights import restore_weights
 from training.health.names import parameter_names
 
@@ -56,7 +57,7 @@ def _ours(model: ComparedModel, tokens: Tensor, gradients: bool, dtype: str) -> 
         if model.checkpoint is not None:
             with model.checkpoint.reading() as files:
                 restore_weights(files, [chunk], ranks)
-        _round(chunk.eval(), dtype)
+        round_weights(chunk.eval(), dtype)
         found: Outputs = {}
         record(our_modules(shape, chunk), found, lambda output: output.transpose(0, 1))
         depths = record_logits(chunk.output_layer, found)
@@ -116,7 +117,7 @@ def _theirs(model: ComparedModel, tokens: Tensor, dtype: str) -> Outputs:
     loaded = AutoModelForCausalLM.from_pretrained(
         model.path, dtype=torch.float32, local_files_only=True, trust_remote_code=False, attn_implementation="eager"
     ).eval()
-    _round(loaded, dtype)
+    round_weights(loaded, dtype)
     found: Outputs = {}
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
     record(_their_modules(loaded, model), found, lambda output: output.view(*inputs.shape, -1))
@@ -125,14 +126,6 @@ def _theirs(model: ComparedModel, tokens: Tensor, dtype: str) -> Outputs:
     found[LOGITS] = logits
     found[LOSS] = cross_entropy(logits.flatten(0, 1), labels.flatten())
     return found
-
-
-@torch.no_grad()
-def _round(model: nn.Module, dtype: str) -> None:
-    """All parameters but the routers' biases, which are never rounded."""
-    for name, param in model.named_parameters():
-        if not name.endswith("e_score_correction_bias"):
-            param.copy_(param.to(getattr(torch, dtype)))
 
 
 def _their_modules(loaded: nn.Module, model: ComparedModel) -> Iterator[tuple[str, nn.Module]]:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from tools.report import curves, events, resources, summary, texts, time_spent, traces
-from tools.report.compare import differences
-from tools.report.markup import STYLE, escaped, grid, moment, section
+from tools.report.markup import STYLE, escaped, grid, moment, section, table, value_text
 from tools.report.run_data import RunData
 from tools.shared import chart
 from tools.shared.plot import Curve
@@ -123,7 +122,15 @@ def _speed(runs: Sequence[RunData]) -> str:
     return time_spent.budget_section(runs) + grid(curves.small_charts(runs, SPEED))
 
 
+PLACES = ("data.cache_dir", "run_dir")
+"""Where something lies, which changes no number."""
+
+
 def _configuration(runs: Sequence[RunData]) -> str:
+    """Of several, a row for each field that is not the same in all of them."""
     if len(runs) == 1:
         return texts.configuration(runs[0])
-    return differences(runs) or "<p>The configurations do not differ.</p>"
+    names = dict.fromkeys(name for run in runs for name in run.config if name not in PLACES)
+    each = ((name, *(value_text(run.setting(name)) for run in runs)) for name in names)
+    rows = [row for row in each if len(set(row[1:])) > 1]
+    return table(("field", *(run.name for run in runs)), rows) or "<p>The configurations do not differ.</p>"

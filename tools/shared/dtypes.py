@@ -1,10 +1,14 @@
 """Elements of one dtype as another's, on words: unsigned integers of the dtype's size."""
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from training.checkpoint.format.reader import WORDS
+
+if TYPE_CHECKING:
+    from torch import nn
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """What weights may be, by torch's names."""
@@ -43,6 +47,16 @@ def from_numbers(numbers: np.ndarray, dtype: str) -> np.ndarray:
     rounded_up = bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))
     nan = np.isnan(bits.view(np.float32))
     return (np.where(nan, np.uint32(0x7FC00000), rounded_up) >> 16).astype(np.uint16)
+
+
+def round_weights(model: "nn.Module", dtype: str) -> None:
+    """All parameters but the routers' biases, which are never rounded."""
+    import torch
+
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if not name.endswith("e_score_correction_bias"):
+                param.copy_(param.to(getattr(torch, dtype)))
 
 
 def dequantised(words: np.ndarray, scales: np.ndarray, first: int) -> np.ndarray:

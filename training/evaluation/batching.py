@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallel.layout import Layout
+from training.config.run_config import RunConfig
 
 EMPTY = -1
 """A row that stands for none, so that all replicas run as many."""
@@ -93,22 +94,19 @@ class RowShape:
         return min(-(-longest // self.multiple) * self.multiple, self.seq_length)
 
 
-def row_shape(
-    seq_length: int, micro_batch_size: int, layout: Layout, *, sequence_parallel: bool, few_bits: bool, fixed: bool
-) -> RowShape:
-    """few_bits: products are in fp8 or fp4, of multiples of 32 tokens. fixed: a pass has training's sizes."""
-    parts = [
-        max(1, seq_length // LENGTHS),
+def row_shape(config: RunConfig, micro_batch_size: int, layout: Layout) -> RowShape:
+    """Products in fp8 or fp4 are of multiples of 32 tokens; with userbuffers a pass has training's sizes."""
+    seq_length = config.model.seq_length
+    multiple = math.lcm(
         2 * layout.cp if layout.cp > 1 else 1,
-        layout.cp * layout.tp if sequence_parallel else 1,
-        32 * layout.cp if few_bits else 1,
-    ]
-    multiple = math.lcm(*parts[1:])
+        layout.cp * layout.tp if config.parallel.sequence_parallel else 1,
+        32 * layout.cp if config.precision.products is not None else 1,
+    )
     return RowShape(
         seq_length=seq_length,
         tokens=micro_batch_size * seq_length,
-        multiple=-(-parts[0] // multiple) * multiple,
-        fixed=fixed,
+        multiple=-(-max(1, seq_length // LENGTHS) // multiple) * multiple,
+        fixed=config.kernels.tp_comm_overlap,
     )
 
 

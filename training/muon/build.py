@@ -1,6 +1,7 @@
 """Muon for this rank's chunks: whose each parameter is, and where megatron-core's optimizers have its elements."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,9 @@ from parallel.config import ParallelConfig
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.regions import HeldTensor
+from program.printing import columns
 from training.checkpoint.optimizer_state import MainParam, main_params, parts
 from training.config.optimizer_config import OptimizerConfig
-from training.muon import described
 from training.muon.dealing import FlatRange, Group
 from training.muon.matrices import MatrixParameter, is_matrix, on_all_ranks
 from training.muon.update import MOMENTUM, Domain, MomentumShard, update
@@ -43,7 +44,7 @@ def install(
         spans = _on_all_ranks([_span(one, mains.get(one.tensor)) for one in muons], data)
         own = [shards.get(one.tensor) for one in muons]
         domains.append(Domain(parameters, spans, own, data, tensor, ranks.device))
-    described.say([one for domain in domains for one in domain.parameters], held, ranks)
+    _say([one for domain in domains for one in domain.parameters], held, ranks)
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         part.state_names = state_names
     optimizer.step_with_ready_grads = partial(_update_first, optimizer.step_with_ready_grads, domains, config)
@@ -116,3 +117,28 @@ def _on_all_ranks(own: list[FlatRange], data: Group) -> list[list[FlatRange]]:
     found: list[list[FlatRange]] = [[] for _ in range(data.size())]
     dist.all_gather_object(found, own, group=data)
     return [list(spans) for spans in zip(*found, strict=True)]
+
+
+def _say(muons: Sequence[MatrixParameter], held: Iterable[HeldTensor], ranks: Ranks) -> None:
+    """Which parameters are whose, and which are split into matrices: a table of all stages' on the console, those that
+    differ in numbers in one row. Collective."""
+    own = {_kind(one.name): _matrices(one) for one in muons}
+    others = {_kind(one.regions[0].key) for one in held if one.tensor.requires_grad and not is_matrix(one.tensor)}
+    stages: list[tuple[dict[str, tuple[str, str]], set[str]]] = [({}, set())] * ranks.layout.pp
+    dist.all_gather_object(stages, (own, others), group=ranks.pgs.pp)
+    rows = {name: row for found, _ in stages for name, row in found.items()}
+    adam = sorted({name for _, names in stages for name in names})
+    heads = ("", "elements", "matrices, each orthogonalized whole")
+    ranks.say("Muon updates, a layer each:")
+    for line in columns([heads, *((name, *rows[name]) for name in sorted(rows))], left=(0, 2)):
+        ranks.say(line)
+    ranks.say(f"AdamW updates: {', '.join(adam)}")
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
+def _matrices(one: MatrixParameter) -> tuple[str, str]:
+    matrices = [f"{height * one.groups} x {one.columns}" for height in one.heights]
+    return f"{one.rows} x {one.columns}", " + ".join(matrices)

@@ -7,5 +7,5 @@ checkpoints.py    what saves
 evaluation.py     validation losses, samples, tasks
 measuring.py      what is measured of steps, weights and activations, and who writes it
 companions.py     all that accompanies the loop, in the order in which it is called
-announcement.py   what a run says of itself, before it begins and at its end
+announcement.py   what a run says of itself: before it begins, after its first step, and at its end
 """

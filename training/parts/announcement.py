@@ -1,4 +1,6 @@
-"""What a run says of itself, before it begins and at its end."""
+"""What a run says of itself: before it begins, after its first step, and at its end."""
+
+from collections.abc import Callable
 
 import torch
 
@@ -7,12 +9,13 @@ from models.kernels import described
 from models.layers import mixers, packed
 from parallel.config import PrecisionConfig
 from parallel.precision import params_dtype
-from training.loop import Reason
+from training.loop import Callback, Reason
 from training.loss_weights import layout_dependent
 from training.memory.measured import own_case
 from training.parts.model import fusions
 from training.parts.run import TrainingRun
 from training.progress import Progress
+from training.step import StepResult
 
 
 def announce(run: TrainingRun) -> None:
@@ -61,6 +64,28 @@ def computed_in(precision: PrecisionConfig, device: torch.device, mtp: bool) -> 
     if name == "fp4" and mtp:  # megatron-core 0.19.2 enters fp8's context alone there, multi_token_prediction.py:1181
         text += ", and in bf16 in depths of multi-token prediction"
     return text + (", weights kept in fp8" if precision.fp8_param_gather else "")
+
+
+class AttentionBackend(Callback):
+    """Says once, after the first step, which attention Transformer Engine has chosen: it does so then, by card, number
+    format and shapes."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.said = say, False
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        if not self.said:
+            self.said = True
+            self.say(f"attention backend: {_chosen()}")
+
+
+def _chosen() -> str:
+    """By the names of kernels.attention_backend."""
+    from transformer_engine.pytorch.attention.dot_product_attention import _attention_backends as found
+
+    if found["use_flash_attention"]:
+        return f"flash (flash-attn {found['flash_attention_backend']})"
+    return "fused (cuDNN)" if found["use_fused_attention"] else "unfused"
 
 
 def say_the_end(run: TrainingRun, progress: Progress, reason: Reason) -> None:

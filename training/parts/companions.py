@@ -20,7 +20,7 @@ from training.metrics.compilation import CompilationMeter
 from training.metrics.log_disk import LogDisk
 from training.metrics.meters import Meter
 from training.metrics.recorder import Recorder
-from training.parts.attention_backend import AttentionBackend
+from training.parts.announcement import AttentionBackend
 from training.parts.checkpoints import build_bucket, build_saves, build_updates
 from training.parts.evaluation import build_samples, build_tasks, build_validation
 from training.parts.manual_gc import ManualGC

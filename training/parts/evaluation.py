@@ -46,17 +46,10 @@ def build_samples(run: TrainingRun, chunks: Chunks) -> SampleCallback:
 
 def build_tasks(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> list[TaskCallback]:
     """The evaluation on ``eval.tasks``; none where there are none."""
-    config, ranks = run.config, run.ranks
+    config = run.config
     if not config.eval.tasks:
         return []
-    shape = row_shape(
-        config.model.seq_length,
-        config.train.micro_batch_size,
-        ranks.layout,
-        sequence_parallel=config.parallel.sequence_parallel,
-        few_bits=config.precision.products is not None,
-        fixed=config.kernels.tp_comm_overlap,
-    )
+    shape = row_shape(config, config.train.micro_batch_size, run.ranks.layout)
     tasks = TaskCallback(
         config, run.tasks, text_model(run, chunks), shape, recorder.evaluation, run.run_dir, run.heartbeat,
         lambda: run.asked_to_stop,

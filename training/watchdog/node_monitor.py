@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from program.number_ranges import listed, merged
 from training.watchdog.heartbeat import STACKS_SIGNAL, SUFFIX, HeartbeatReading, Page, remove
 from training.watchdog.pace import LOOK_S
 from training.watchdog.process import lives, moved_bytes, send, send_to_main_thread, status
@@ -228,11 +229,5 @@ def _headed(peer: Peer, text: str) -> str:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-3, 7``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    text = ", ".join("-".join(map(str, run)) for run in runs)
+    text = listed(merged((rank, rank + 1) for rank in ranks), "d")
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"

@@ -92,16 +92,18 @@ class Ending:
 
 def memory_kills() -> int:
     """How often the kernel's out-of-memory killer has struck in this process's control group; 0 where unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
+    with contextlib.suppress(OSError, IndexError):
         group = read_text(Path("/proc/self/cgroup")).splitlines()[-1].rpartition(":")[2]
-        text = read_text(Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events")
-        return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
+        return _kills(Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events")
     return 0
 
 
 def host_memory_kills() -> int:
     """The same of all processes of the host, or of what a container takes for it; 0 where unknown."""
+    return _kills(Path("/proc/vmstat"))
+
+
+def _kills(file: Path) -> int:
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = read_text(Path("/proc/vmstat")).splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+        return next(int(line.split()[1]) for line in read_text(file).splitlines() if line.startswith("oom_kill "))
     return 0

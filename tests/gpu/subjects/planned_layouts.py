@@ -9,9 +9,9 @@ from parallel.layout import Coordinates
 from tests.gpu.layout_rows import ROWS, LayoutRow, recipe_of
 from tests.gpu.measured_models import SHARE
 from tests.gpu.subject_run import SubjectRun, UnrunError
+from tests.gpu.subjects.computing import computing_s, in_balance
 from tests.gpu.subjects.planner import calibrated, loaded_cluster
 from tools.clusters import Cluster
-from tools.plan.cost.computing import computing_s, in_balance
 from tools.plan.search.pricing import constants, planned_cases
 from tools.plan.search.request import PlanRequest
 from training.config.recipe import dump

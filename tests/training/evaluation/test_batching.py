@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
+from models.config import ModelConfig
+from models.kernels import KernelsConfig
+from parallel.config import ParallelConfig
 from parallel.layout import Layout
+from training.config.run_config import RunConfig
 from training.evaluation.batching import EMPTY, pack, rounds, row_shape
 from training.evaluation.scoring import zigzag_positions
 
@@ -38,7 +42,11 @@ def test_what_no_row_can_hold_is_refused(wrong: tuple[list[int], list[int]]) -> 
 @pytest.mark.parametrize("count", [1, 7, 500])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_each_row_runs_once_in_rounds_of_one_shape(layout: Layout, count: int, fixed: bool) -> None:
-    shape = row_shape(256, 2, layout, sequence_parallel=layout.tp > 1, few_bits=False, fixed=fixed)
+    config = RunConfig(
+        model=ModelConfig(seq_length=256), parallel=ParallelConfig(sequence_parallel=layout.tp > 1),
+        kernels=KernelsConfig(tp_comm_overlap=fixed),
+    )  # fmt: skip
+    shape = row_shape(config, 2, layout)
     lengths = np.random.default_rng(1).integers(1, 257, count)
     found = rounds(lengths, shape, layout)
     rows = np.concatenate([one.rows.ravel() for one in found])

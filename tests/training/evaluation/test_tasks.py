@@ -149,8 +149,7 @@ def scores_of_layout(run_dir: Path, layout: str, tasks: PreparedTasks, found: Pa
 def score_layout(identity: Identity, opened: OpenedCheckpoint, tasks: PreparedTasks, found: Path) -> None:
     with loaded(opened, identity, "cpu") as model:
         assert model.tokenizer is not None
-        sequence_parallel = model.config.parallel.sequence_parallel
-        shape = row_shape(64, 2, model.ranks.layout, sequence_parallel=sequence_parallel, few_bits=False, fixed=False)
+        shape = row_shape(model.config, 2, model.ranks.layout)
         tokenizer, parts = HarnessTokenizer(model.tokenizer), {"chunks": model.chunks, "ranks": model.ranks}
         generator = TextGenerator(**parts, tokenizer=tokenizer, seq_length=64, at_once=3)
         shared = SharedModel(Scorer(**parts, shape=shape), generator, model.ranks)
