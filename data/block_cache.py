@@ -117,7 +117,7 @@ class BlockTokens:
     def have(self, starts: np.ndarray, count: int) -> None:
         """Have ``count`` ids from each of ``starts`` [n] on, or as many as there are. Raises UserError as ``[]``."""
         firsts = starts // self._in_block
-        if count <= self._in_block and self.map.with_next[firsts].all():
+        if count <= self._in_block and 0 not in self.map.with_next[firsts].tobytes():  # all() takes three times as long
             return
         lasts = (np.minimum(starts + count, len(self.array)) - 1) // self._in_block
         spans = zip(firsts.tolist(), lasts.tolist(), strict=True)

@@ -173,8 +173,14 @@ def environment(server: Server, **more: str) -> Iterator[None]:
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
+_forgotten: list[object] = []
+"""s3fs closes one that is collected in the thread that does so, which may run another one's loop."""
+
+
 def _forget_connections() -> None:
     """File systems are made once in a process, from the environment as it is then."""
+    if client._made.cache_info().currsize:
+        _forgotten.append(client.filesystem(f"s3://{BUCKET}"))
     client._made.cache_clear()
 
 
