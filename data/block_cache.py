@@ -152,11 +152,13 @@ class BlockTokens:
         path = self._path(number)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with locked(lock := Path(f"{path}.lock")):
-                if not self._is_whole(number):
-                    data, suffix = self._read(number), f".tmp-{os.getpid()}-{threading.get_ident()}"
-                    replace_file(Path(path), data + xxhash.xxh3_64_digest(data), suffix=suffix, durable=False)
-                lock.unlink(missing_ok=True)
+            with locked(lock := Path(f"{path}.lock"), needed=False):
+                try:
+                    if not self._is_whole(number):
+                        data, suffix = self._read(number), f".tmp-{os.getpid()}-{threading.get_ident()}"
+                        replace_file(Path(path), data + xxhash.xxh3_64_digest(data), suffix=suffix, durable=False)
+                finally:
+                    lock.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(
                 f"data: {self._folder}: {error.strerror}; the blocks of {self.of.url} are kept there. Make room, lower "

@@ -114,7 +114,7 @@ def _others(url: str, found: list[ObjectFacts]) -> list[str]:
 def _bring_all(found: list[ObjectFacts], cache: Path) -> None:
     """By one process of a machine at a time: one that came a moment later must not take from another what it opens."""
     (cache / FOLDER).mkdir(parents=True, exist_ok=True)
-    with locked(cache / FOLDER / "bring.lock"):
+    with locked(cache / FOLDER / "bring.lock", needed=False):
         missing = [one for one in found if marked(local(one.url, cache)) != one]
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             for done in [pool.submit(_bring, one, local(one.url, cache)) for one in missing]:

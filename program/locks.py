@@ -11,8 +11,9 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # Lustre without -o f
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[int | None]:
-    """Hold the lock of a file, which is made: its descriptor; None where the file system has no locks.
+def locked(path: Path, wait: bool = True, needed: bool = True) -> Iterator[int | None]:
+    """Hold the lock of a file, which is made: its descriptor; None where the file system has no locks, or, of one that
+    is not needed, where it fails.
 
     Raises BlockingIOError where another process has it, unless that is to be waited for.
     """
@@ -23,7 +24,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[int | None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             found: int | None = descriptor
         except OSError as error:
-            if error.errno not in NO_LOCKS:
+            if needed and error.errno not in NO_LOCKS:
                 raise
             found = None
         yield found

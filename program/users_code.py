@@ -1,7 +1,7 @@
 """Code of a user's that runs in a rank: an end of the process that it causes is a fault that names it.
 
-``sys.exit(0)`` would end one rank as if all were done, and 75 as if it had been asked to stop; ``os._exit(0)`` ends it
-without a word; a forked child that comes back would go on as a second rank of the same number.
+``sys.exit(0)`` would end one rank as if all were done, 75 as if it had been asked to stop, 76 as if a stage were over;
+``os._exit(0)`` ends it without a word; a forked child that comes back would go on as a second rank of the same number.
 """
 
 import contextlib

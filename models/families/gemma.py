@@ -174,6 +174,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma3_text": like_llama(
         "Gemma3ForCausalLM",
+        # the text_config of the 4B, the 12B and the 27B has what differs from these alone
         defaults={
             "vocab_size": 262_208,
             "hidden_size": 2304,

@@ -148,6 +148,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "num_local_experts": 16,
             "router_aux_loss_coef": 0.001,
         },
+        # Of several experts, transformers' weights would not sum to 1, and megatron-core's do.
         switches={"num_experts_per_tok": (1,), "router_jitter_noise": (0.0,)},
         implied={
             "rotary_interleaved": True,

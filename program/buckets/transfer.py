@@ -15,7 +15,7 @@ Report = Callable[[int], object]
 def upload(path: Path, url: str, report: Report = lambda _: None) -> ObjectFacts:
     """A file as an object, by multipart upload where it is large: it is there as a whole or not at all.
 
-    Takes PART_BYTES x PARTS_AT_ONCE of memory, more for files of over 140 GB. Raises OSError; also where the object
+    Takes PART_BYTES x PARTS_AT_ONCE of memory, more for files of over 75 GB. Raises OSError; also where the object
     that is there then has not the file's size.
     """
     size, known = path.stat().st_size, 0

@@ -58,9 +58,9 @@ def _plan(recipe: Path | None) -> list[RunConfig]:
 
 def _priced(flags: StagesFlags, stage: RunConfig) -> PricedLayout:
     """A stage's layout, or the best one, at its price. Raises UserError where nothing fits."""
-    sizes = {} if flags.layouts == "best" else _sizes(stage)
-    own = dataclasses.replace(flags, **{name: size for name, size in sizes.items() if getattr(flags, name) is None})
     with of_stage(stage):
+        sizes = {} if flags.layouts == "best" else _sizes(stage)
+        own = dataclasses.replace(flags, **{name: size for name, size in sizes.items() if getattr(flags, name) is None})
         question = asked(own, stage)
         if not (layouts := candidates(question)):
             raise rejections.no_layout(question)
@@ -71,6 +71,8 @@ def _priced(flags: StagesFlags, stage: RunConfig) -> PricedLayout:
 
 def _sizes(config: RunConfig) -> dict[str, Any]:
     """The axes that a recipe has decided; recomputation and ZeRO are the planner's."""
+    if problems := config.parallel.problems():
+        raise UserError("\n".join(problems))
     layout = config.layout(smallest_world(config.parallel))
     sizes = {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep")}
     return sizes | {"mbs": config.train.micro_batch_size, "precision": planned_precision(config.precision)}

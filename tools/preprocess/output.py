@@ -96,10 +96,12 @@ class Output:
         cannot be a folder's.
         """
         self._make_folder()
-        others = [one for one in self.folder.glob("part-*.lock") if not one.name.endswith(f"-of-{part.count}.lock")]
         with contextlib.ExitStack() as stack:
             own = self.folder / f"part-{part.index}-of-{part.count}.lock"
-            held = [_claimed(stack, path, self.prefix) for path in (own, *sorted(others))]
+            held = [_claimed(stack, own, self.prefix)]
+            # Looked for behind that: of two that begin at once, one at least sees the other.
+            others = [one for one in self.folder.glob("part-*.lock") if not one.name.endswith(f"-of-{part.count}.lock")]
+            held += [_claimed(stack, path, self.prefix) for path in sorted(others)]
             yield None if None in held else [one for one in held if one is not None]
 
     @contextlib.contextmanager

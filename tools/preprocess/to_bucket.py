@@ -4,6 +4,7 @@ A folder of its own below ``--work_dir`` keeps the work, so that a killed comman
 `X.json.uploaded` there says which manifest of a shard is in the bucket already. When all is there, the folder goes.
 """
 
+import contextlib
 import filecmp
 import hashlib
 import secrets
@@ -36,15 +37,17 @@ def make(options: PreprocessOptions, preprocess: Callable[[Path], None]) -> None
     output = Output(folder / names.last(url))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folder.with_name(f"{folder.name}.lock"), wait=False):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(folder.with_name(f"{folder.name}.lock"), wait=False))
+            except BlockingIOError:
+                raise UserError(f"--output {url}: another command makes it now, in {folder}.") from None
             _check_writable(url)
             if not options.overwrite and not output.folder.is_dir() and (there := _there(output, options)):
                 raise UserError(f"--output {url}: {there[0]} is there already. Give another prefix, or --overwrite.")
             preprocess(output.prefix)
             _upload(output, options)
             shutil.rmtree(folder)
-    except BlockingIOError:
-        raise UserError(f"--output {url}: another command makes it now, in {folder}.") from None
     except OSError as error:
         raise UserError(f"--output {url}: {error.filename}: {error.strerror}.") from None
 

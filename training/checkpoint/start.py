@@ -67,6 +67,8 @@ def find_start(root: Path, config: CheckpointConfig, refused: Sequence[Path] = (
 def first_of_all(root: Path, config: CheckpointConfig) -> Iterator[Path | None]:
     """``first_candidate``, of the bucket as well: there a temporary folder with its small files. Raises UserError, too,
     where the server does not answer."""
+    if problems := config.bucket_problems():  # before the server's own words quote a URL with a key in it
+        raise UserError("\n".join(problems))
     with tempfile.TemporaryDirectory(prefix="triplane-first-") as scratch:
         found = in_bucket(root, config)
         if not found and (names.is_url(config.load or "") and not config.finetune and not folders.complete(root)):

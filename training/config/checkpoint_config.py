@@ -66,7 +66,7 @@ class CheckpointConfig:
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         counts = "save_interval", "keep", "save_retain_interval", "bucket_keep"
-        found = too_small(self, "checkpoint.", 1, *counts) + self._bucket_problems()
+        found = too_small(self, "checkpoint.", 1, *counts) + self.bucket_problems()
         found += too_small(self, "checkpoint.", None, "save_interval_minutes")
         if self.load is None and self.convert:
             found.append("checkpoint.convert says how to read checkpoint.load, which is not set.")
@@ -79,7 +79,7 @@ class CheckpointConfig:
             )
         return found
 
-    def _bucket_problems(self) -> list[str]:
+    def bucket_problems(self) -> list[str]:
         found = []
         if self.bucket is not None and (names.scheme(self.bucket) == "hf" or not names.is_url(self.bucket)):
             found.append(f"checkpoint.bucket must be s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, found {self.bucket!r}.")

@@ -70,7 +70,7 @@ def _iterations(stage: StageConfig, batches: BatchSchedule, at: BegunStage, seq_
     target = stage.until_samples
     if target is None:
         target = at.samples - (at.tokens - (stage.until_tokens or 0)) // max(1, seq_length)  # rounded up
-    left = range(max(0, target - at.samples))
+    left = range(max(0, min(target, 1 << 62) - at.samples))  # bisect wants what len() can count
     return bisect.bisect_left(left, target, key=lambda count: batches.consumed_after(count, at.samples))
 
 

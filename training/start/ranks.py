@@ -118,6 +118,8 @@ def start(
         code = train_ranks(ready)
     if code != NEXT_STAGE or (identity is not None and identity.port is not None):  # whose parent begins it
         return code
+    if config.own_stage.is_last:  # a process that a library ended so
+        return 1
     if request.number is not None:  # after the last iteration: the next start begins the next stage
         return STOPPED
     begin_next(config.train.train_iters)
@@ -152,7 +154,7 @@ def watched_ranks(start: RunStart, start_dir: Path) -> int:
             run = prepared_run(start, watching.heartbeat)
             code, failure = failures.guard(partial(run, watching.heartbeat), me)
             failure = watching.settle(failure)
-            watching.heartbeat.code = code
+            watching.heartbeat.code = 0 if code == NEXT_STAGE else code
         if code == NEXT_STAGE:
             watching.heartbeat.dismiss()
     elif cuda and launch.choose_device(config.device, os.environ) == "cuda":

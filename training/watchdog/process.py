@@ -92,7 +92,7 @@ class Ending:
 
 def memory_kills() -> int:
     """How often the kernel's out-of-memory killer has struck in this process's control group; 0 where unknown."""
-    with contextlib.suppress(OSError, IndexError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         group = read_text(Path("/proc/self/cgroup")).splitlines()[-1].rpartition(":")[2]
         return _kills(Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events")
     return 0

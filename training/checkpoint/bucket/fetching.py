@@ -102,5 +102,5 @@ def _share(of: StoredCheckpoint, folder: Path, config: CheckpointConfig, ranks: 
         manifest = read_manifest(folder)
     except DamagedError as error:
         return [Damage(MANIFEST, str(error))]
-    stored.fetched(of, folder, share_of(manifest, share))
+    stored.fetched(of, folder, [name for name in share_of(manifest, share) if name in of.files])
     return damages(folder, config.verify, share)

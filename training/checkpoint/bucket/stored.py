@@ -14,7 +14,7 @@ from program.buckets.client import ObjectFacts
 from program.errors import UserError
 from program.untrusted import JSON_BYTES
 from training.checkpoint import folders
-from training.checkpoint.format.manifest import MANIFEST
+from training.checkpoint.format.manifest import MANIFEST, DamagedError, manifest_of
 from training.checkpoint.format.writer import DATA
 from training.checkpoint.lineage import LineageCommit, commit_of
 
@@ -67,18 +67,29 @@ def stored(url: str) -> list[StoredCheckpoint]:
         found[names.parent(one.url)][names.last(one.url)] = one
     roots = (url, root_of(url))
     for root in roots:
-        with contextlib.suppress(FileNotFoundError, UserError):
+        # Who may not list all of a bucket gets 403 from AWS for a key that is not there.
+        with contextlib.suppress(FileNotFoundError, PermissionError, UserError):
             latest = client.read(names.joined(root, folders.LATEST), folders.NAME_BYTES)
             name = latest.decode(errors="replace").strip()
-            folder = names.joined(root, name)
-            if _NAME.fullmatch(name) and MANIFEST not in found.get(folder, {}):
-                manifest = client.facts(names.joined(folder, MANIFEST))
-                found[folder] |= {names.last(one.url): one for one in [*client.listed(f"{folder}/"), manifest]}
+            if _NAME.fullmatch(name) and MANIFEST not in found.get(folder := names.joined(root, name), {}):
+                files = _asked_for(folder)
+                found[folder] |= files
     return [
         StoredCheckpoint(one, files)
         for one, files in sorted(found.items())
         if (names.parent(one) in roots and _NAME.fullmatch(names.last(one))) or (one == url and MANIFEST in files)
     ]
+
+
+def _asked_for(folder: str) -> dict[str, ObjectFacts]:
+    """A checkpoint's files, one by one, by its manifest. Raises FileNotFoundError where that is not there."""
+    found = {MANIFEST: client.facts(names.joined(folder, MANIFEST))}
+    with contextlib.suppress(DamagedError):  # it is said when it is fetched
+        manifest = manifest_of(client.read(found[MANIFEST].url, JSON_BYTES), Path(MANIFEST))
+        for name in manifest.files:
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = client.facts(names.joined(folder, name))
+    return found
 
 
 def commits(there: Iterable[StoredCheckpoint]) -> dict[LineageCommit, StoredCheckpoint]:
@@ -129,13 +140,8 @@ def said(error: OSError, field: str) -> str:
 
 
 def fetched(of: StoredCheckpoint, folder: Path, share: Iterable[str]) -> None:
-    """Download some of a checkpoint's files into ``folder``; but for those that are there, and those that the bucket
-    lacks, whether or not it lists them. Raises OSError."""
+    """Download some of a checkpoint's files into ``folder``; but for those that are there. Raises OSError."""
     for name in share:
-        path = folder / name
-        try:
-            facts = of.files.get(name) or client.facts(names.joined(of.url, name))
-        except FileNotFoundError:
-            continue
+        facts, path = of.files[name], folder / name
         if not path.is_file() or path.stat().st_size != facts.size:
             transfer.download(facts, path)

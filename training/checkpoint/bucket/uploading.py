@@ -66,7 +66,7 @@ def claim(url: str, attempt: str) -> None:
 
 
 def look(order: UploadOrder) -> BucketView:
-    """One listing, and the manifests of complete checkpoints. Raises OSError."""
+    """One listing, ``latest``, and the manifests of complete checkpoints. Raises OSError."""
     root, rule = Path(order.root), (order.keep, order.retain_interval, order.milestones)
     found = stored.stored(stored.root_of(order.url))
     there = stored.commits(found)
@@ -79,7 +79,7 @@ def look(order: UploadOrder) -> BucketView:
     lacking = [one for one in ours if one.hash not in copies]
     removable = [one for one in found if not one.is_complete]
     if (last := copies.get(first.hash)) is not None:
-        doomed = folders.too_old(in_order(there, last), *rule)
+        doomed = folders.too_old(in_order(copies.values(), last), *rule)
         strangers = [one for one in doomed if last.lineage.number and not last.descends_from(one)]
         if strangers and damages(first.path, "hashes"):
             doomed = [one for one in doomed if one not in strangers]
@@ -97,9 +97,6 @@ def upload(order: UploadOrder, path: Path, report: transfer.Report = lambda _: N
         manifest = read_manifest(folder)
         target = names.joined(stored.root_of(order.url), stored.name_of(path, manifest.hash))
         share = (order.node, order.nodes)
-        if damaged := damages(folder, "hashes", share):
-            raise OSError(errno.EIO, damaged[0].text.replace(str(folder), str(path)), str(path))
-
         there = {one.url for one in client.listed(f"{target}/")}
 
         def send(name: str) -> None:
@@ -110,7 +107,11 @@ def upload(order: UploadOrder, path: Path, report: transfer.Report = lambda _: N
                 transfer.upload(folder / name, url, report)
 
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            list(pool.map(send, share_of(manifest, share)))
+            sent = pool.map(send, share_of(manifest, share))
+            damaged = damages(folder, "hashes", share)  # meanwhile: nothing counts before the manifest is there
+            list(sent)
+        if damaged:
+            raise OSError(errno.EIO, damaged[0].text.replace(str(folder), str(path)), str(path))
         if order.node == 0:
             _wait_for_others(target, manifest, set(share_of(manifest, share)))
             _commit(order, target, read_bytes(folder / MANIFEST, JSON_BYTES))

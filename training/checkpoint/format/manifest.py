@@ -82,6 +82,17 @@ def read_manifest(folder: Path) -> CheckpointManifest:
     path = folder / MANIFEST
     try:
         data = read_bytes(path, JSON_BYTES)
+    except InputError as error:
+        raise DamagedError(f"{path}: not the manifest of a checkpoint ({error.problem})") from None
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        raise DamagedError(f"{path}: not the manifest of a checkpoint ({error})", by_system=not gone) from None
+    return manifest_of(data, path)
+
+
+def manifest_of(data: bytes, path: Path) -> CheckpointManifest:
+    """Its content. Raises as ``read_manifest``."""
+    try:
         values = parse_json(data, dict[str, JSON], path)
         own = values.pop("hash", None)
         if own != _own_hash(values):
@@ -97,9 +108,6 @@ def read_manifest(folder: Path) -> CheckpointManifest:
         return manifest
     except InputError as error:
         raise DamagedError(f"{path}: not the manifest of a checkpoint ({error.problem})") from None
-    except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
-        raise DamagedError(f"{path}: not the manifest of a checkpoint ({error})", by_system=not gone) from None
 
 
 def facts_of(path: Path) -> FileFacts:

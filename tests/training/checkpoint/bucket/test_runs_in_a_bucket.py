@@ -19,9 +19,10 @@ from training.checkpoint.bucket.callback import Uploader
 from training.checkpoint.bucket.uploading import UploadOrder
 from training.checkpoint.format.verify import damages
 from training.checkpoint.stage_entry import position
-from training.checkpoint.start import has_own
+from training.checkpoint.start import first_of_all, has_own
 from training.checkpoint.state import State, encoded
 from training.config.checkpoint_config import CheckpointConfig
+from training.config.recipe import load
 from training.progress import Progress
 from training.run_dir.history import read_history
 from training.start.prepare import prepare
@@ -65,7 +66,9 @@ def test_a_run_goes_on_from_its_bucket_alone(
     assert all(line["bucket_age_s"] >= 0 for line in run[1:] if "loss" in line)
     there = ("--checkpoint.bucket", URL, "--checkpoint.bucket_keep", "2", "--checkpoint.async_save", "True")
     with buckets.environment(s3):
-        assert list(in_bucket(URL, tmp_path / "seen")) == ["iter_0000004", "iter_0000006"]
+        seen = in_bucket(URL, tmp_path / "seen")
+        assert list(seen) == ["iter_0000004", "iter_0000006"]
+        assert load(seen["iter_0000006"] / "config.toml").checkpoint.bucket is None, "it is this run's alone"
         newest = stored.newer(None, URL)[0]
         assert client.read(f"{URL}/checkpoints/latest", 99).decode().strip() == newest.name
         facts = newest.files["rank_00000.bin"]
@@ -143,5 +146,10 @@ def test_stages_and_a_dry_run_look_into_the_bucket(s3: Server, tmp_path: Path) -
     ({"bucket": "s3://b/x", "bucket_keep": 0}, "must be 1 or more"), ({"load": "s3:///x"}, "found no bucket"),
 ])  # fmt: skip
 def test_settings_that_are_none(flags: dict[str, object], said: str) -> None:
-    [found] = CheckpointConfig(**flags).problems()  # type: ignore[arg-type]
+    config = CheckpointConfig(**flags)  # type: ignore[arg-type]
+    [found] = config.problems()
     assert said in found and "HUSH" not in found
+    if "bucket_keep" not in flags:  # what stages look into before a recipe is checked
+        with pytest.raises(UserError) as caught, first_of_all(Path("/nothing"), config):
+            pass
+        assert str(caught.value) == found
