@@ -41,8 +41,9 @@ class TrainConfig:
     each iteration."""
 
     decay_from: str | None = None
-    """Branch off another run: continue its newest checkpoint, or the one named, in a run_dir of its own, with a
-    learning rate that falls from its value there to optimizer.min_lr. In place of checkpoint.load. None: do not."""
+    """Branch off another run, here or in a bucket: continue its newest checkpoint, or the one named, in a run_dir of
+    its own, with a learning rate that falls from its value there to optimizer.min_lr. In place of checkpoint.load.
+    None: do not."""
 
     decay_iters: int | None = None
     """Iterations of that fall (optimizer.lr_wsd_decay_style), and of the branch: train_iters is counted from it."""

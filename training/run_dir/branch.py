@@ -8,9 +8,11 @@ everything else are the trunk's. The trunk's folder is only read.
 from dataclasses import replace
 from pathlib import Path
 
+from program.buckets import names
 from program.errors import SharedMistake, UserError
 from program.schema import JSON
 from program.untrusted import if_readable, read_toml
+from training.checkpoint.bucket import stored
 from training.checkpoint.folders import checkpoints, complete, find, iteration_of
 from training.config.lr_schedule import Schedule
 from training.config.run_config import RunConfig
@@ -31,18 +33,29 @@ def resolved(config: RunConfig) -> RunConfig:
             "configuration's. Set one of them."
         )
     trunk, own = Path(train.decay_from).expanduser(), checkpoints(run_dir.resolve())
-    if trunk.resolve() in (own.parent, own) or trunk.resolve().parent == own:
+    bucket = config.checkpoint.bucket
+    is_own = bucket is not None and f"{train.decay_from}/".startswith(f"{bucket.rstrip('/')}/")
+    if is_own or trunk.resolve() in (own.parent, own) or trunk.resolve().parent == own:
         raise UserError(f"train.decay_from {trunk}: {run_dir} is this run itself. Give the branch a --run_dir.")
-    folder = _begun(run_dir, trunk) or find(train.decay_from, name="train.decay_from")[0]
-    iteration = iteration_of(folder)
+    folder = _begun(run_dir, trunk) or _newest(train.decay_from)
+    name = Path(folder).name
+    iteration = iteration_of(Path(name.partition("-")[0]))
     if iteration is None:
-        raise UserError(f"train.decay_from {trunk}: expected a checkpoint named iter_..., found {folder.name}.")
-    start = replace(config.checkpoint, load=str(folder), finetune=False, no_load_optim=False)
-    length = replace(train, decay_from=str(folder), train_iters=iteration + train.decay_iters)
+        raise UserError(f"train.decay_from {train.decay_from}: expected a checkpoint named iter_..., found {name}.")
+    start = replace(config.checkpoint, load=folder, finetune=False, no_load_optim=False)
+    length = replace(train, decay_from=folder, train_iters=iteration + train.decay_iters)
     return replace(config, train=length, checkpoint=start)
 
 
-def _begun(run_dir: Path, trunk: Path) -> Path | None:
+def _newest(trunk: str) -> str:
+    if not names.is_url(trunk):
+        return str(find(trunk, name="train.decay_from")[0])
+    if text := names.problem(trunk):
+        raise UserError(f"train.decay_from: {text}")
+    return stored.find(trunk, "train.decay_from")[0].url
+
+
+def _begun(run_dir: Path, trunk: Path) -> str | None:
     """The checkpoint at which this folder's branch has begun; None where it has no checkpoint yet."""
     if not complete(checkpoints(run_dir)):
         return None
@@ -54,7 +67,7 @@ def _begun(run_dir: Path, trunk: Path) -> Path | None:
         raise UserError(
             f"train.decay_from {trunk}: {run_dir} has checkpoints {whose}. Give this branch another --run_dir."
         )
-    return begun
+    return str(said)
 
 
 def branched(trunk: Schedule, config: RunConfig, consumed_samples: int) -> Schedule:

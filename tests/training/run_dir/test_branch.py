@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+import buckets
 from data.prepared import Prepared
 from program.errors import UserError
 from runs import configuration, losses, train, train_or_fail
 from tools.report.__main__ import main as write_report
+from training.checkpoint.bucket import stored, uploading
+from training.checkpoint.bucket.uploading import UploadOrder
 from training.cli import dry_run
 from training.metrics.jsonl import read_jsonl
 from training.run_dir.branch import branched
@@ -54,6 +57,24 @@ def test_a_branch_falls_from_where_its_trunk_was_and_resumes_in_another_layout(
     assert write_report([str(trunk), str(tmp_path / "run"), "--output", str(report)]) == 0
     assert middle[1] in report.read_text()
     assert {path: path.stat().st_mtime_ns for path in trunk.rglob("*")} == before
+
+
+def test_a_branch_of_what_is_in_a_bucket(trunk: Path, prepared: Prepared, s3: buckets.Server, tmp_path: Path) -> None:
+    url = f"s3://{buckets.BUCKET}/trunk"
+    order = UploadOrder(root=str(trunk / "checkpoints"), url=url, attempt="me")
+    with buckets.environment(s3):
+        uploading.claim(url, "me")
+        for number in (2, 4):
+            uploading.upload(order, trunk / f"checkpoints/iter_000000{number}")
+        newest, middle = (one.url for one in stored.find(url, ""))
+        config = configuration(tmp_path / "run", *TRUNK, *FALL, "--train.decay_from", middle)
+        assert losses(train(prepared, config, 1))[0] == losses(read_jsonl(trunk / "metrics.jsonl"))[2]
+        again = configuration(tmp_path / "run", *TRUNK, *FALL, "--train.decay_from", url)
+        assert (again.train.train_iters, again.checkpoint.load) == (6, middle), "as it has begun"
+        other = configuration(tmp_path / "other", *TRUNK, *FALL, "--train.decay_from", url)
+        assert (other.train.train_iters, other.checkpoint.load) == (8, newest)
+        with pytest.raises(UserError, match="is this run itself"):
+            configuration(tmp_path / "other", *TRUNK, *FALL, "--train.decay_from", url, "--checkpoint.bucket", url)
 
 
 def test_what_cannot_fall_is_refused(trunk: Path, prepared: Prepared, tmp_path: Path) -> None:
