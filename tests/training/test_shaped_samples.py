@@ -139,6 +139,7 @@ def flags(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
 COUNTS = ("fim_documents", "fim_samples", "transformed_samples", "masked", "batch_size")
 
 
+@pytest.mark.campaign  # what samples are: tests/data
 def test_a_run_resumed_in_another_layout_equals_the_undisturbed_one(
     tmp_path: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

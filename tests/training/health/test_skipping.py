@@ -36,6 +36,7 @@ def state(run_dir: Path, iteration: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.campaign  # every day: tests/oracle/test_stages.py
 def test_samples_that_are_skipped_are_never_taken(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +65,7 @@ def test_samples_that_are_skipped_are_never_taken(
     assert shown == [one.text("text") for one in events]
 
 
+@pytest.mark.campaign  # every day: tests/oracle/test_stages.py
 def test_iterations_are_computed_without_an_update(prepared: Prepared, tmp_path: Path) -> None:
     """The schedules wait, as Megatron's scheduler does, which is stepped after updates only; over a resume, too."""
     flags = ("--train.iterations_to_skip", "3", "5-6", "--train.train_iters", "8", "--checkpoint.save_interval", "1",

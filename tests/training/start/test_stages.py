@@ -126,6 +126,7 @@ def test_stages_follow_one_another(recipe: Path, undisturbed: Path) -> None:
     assert sum(count for _, count, _ in read["now"].values()) == 24 + 12 + 16
 
 
+@pytest.mark.campaign  # every day: test_random_stages.py
 def test_killed_and_stopped_in_other_layouts_it_is_the_same(recipe: Path, undisturbed: Path, tmp_path: Path) -> None:
     run_dir, expected = tmp_path / "run", trained(undisturbed)
     (recipe.parent / "killing.py").write_text(KILLING)
@@ -152,6 +153,7 @@ class Kill(Callback):
 """
 
 
+@pytest.mark.campaign  # half a minute
 def test_ranks_of_torchrun_meet_again_for_each_stage(recipe: Path, undisturbed: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

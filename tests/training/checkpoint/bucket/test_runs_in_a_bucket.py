@@ -93,6 +93,7 @@ def test_another_run_loads_from_a_bucket(
             prepare(configuration(tmp_path / "other", "--checkpoint.load", f"s3://{BUCKET}/nothing"), None)
 
 
+@pytest.mark.campaign  # every day: test_uploading.py
 def test_a_failing_server_ends_no_training(prepared: Prepared, s3: Server, tmp_path: Path) -> None:
     """But a start; the next one brings there what was missing. No credential is in anything that a run leaves."""
     url, run_dir = f"s3://{BUCKET}/failing", tmp_path / "run"
