@@ -81,14 +81,9 @@ def train(
             before_update=companions.before_update,
         )  # fmt: skip
         save = heartbeat.within("save", companions.saves)
+        end: loop.Reason = "done" if config.own_stage.is_last else "stage"
         progress, reason = loop.run(
-            config.train,
-            config.checkpoint,
-            begun.progress,
-            step,
-            save,
-            companions.callbacks,
-            "done" if config.own_stage.is_last else "stage",
+            config.train, config.checkpoint, begun.progress, step, save, companions.callbacks, end
         )
         stream.close()
         run_files.mark(run_dir, progress, reason, ranks)

@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import random
+import secrets
 import selectors
 import threading
 import time
@@ -232,6 +233,13 @@ def opened(of: ObjectFacts) -> ObjectFile:
 def write(url: str, data: bytes) -> None:
     """Put a small object there, whatever there was. Raises OSError."""
     tried(url, "write", lambda: filesystem(url).pipe_file(names.bare(url), data))
+
+
+def check_writable(prefix: str) -> None:
+    """Put a small object behind a prefix and delete it, before hours of work. Raises OSError."""
+    probe = f"{prefix}.probe-{secrets.token_hex(4)}"
+    write(probe, b"x")
+    remove([probe])
 
 
 def create(url: str, data: bytes) -> bool:

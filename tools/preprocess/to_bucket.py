@@ -7,7 +7,6 @@ A folder of its own below ``--work_dir`` keeps the work, so that a killed comman
 import contextlib
 import filecmp
 import hashlib
-import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +41,7 @@ def make(options: PreprocessOptions, preprocess: Callable[[Path], None]) -> None
                 stack.enter_context(locked(folder.with_name(f"{folder.name}.lock"), wait=False))
             except BlockingIOError:
                 raise UserError(f"--output {url}: another command makes it now, in {folder}.") from None
-            _check_writable(url)
+            client.check_writable(url)
             if not options.overwrite and not output.folder.is_dir() and (there := _there(output, options)):
                 raise UserError(f"--output {url}: {there[0]} is there already. Give another prefix, or --overwrite.")
             preprocess(output.prefix)
@@ -88,10 +87,3 @@ def _files(manifest: Path) -> list[Path]:
     """Of a shard; its manifest last."""
     prefix = manifest.with_name(manifest.name.removesuffix(".json"))
     return [*(file for file in (bin_path(prefix), idx_path(prefix)) if file.exists()), manifest]
-
-
-def _check_writable(url: str) -> None:
-    """Now, not after hours of work."""
-    probe = f"{url}.probe-{secrets.token_hex(4)}"
-    client.write(probe, b"x")
-    client.remove([probe])

@@ -123,7 +123,7 @@ def _speed(runs: Sequence[RunData]) -> str:
 
 
 PLACES = ("data.cache_dir", "run_dir")
-"""Where something lies, which changes no number."""
+"""Paths, which change no result: left out where configurations are compared."""
 
 
 def _configuration(runs: Sequence[RunData]) -> str:

@@ -117,17 +117,17 @@ def candidates(root: Path) -> list[Path]:
     return [one.path for one in in_turn(root)]
 
 
-def in_turn(root: Path, elsewhere: Sequence[LineageCommit] = ()) -> list[LineageCommit]:
-    """The commits in ``root``, and copies of the run's elsewhere, in the order to try them, the one to continue from
-    first; of what is in both places, the one in ``root``.
+def in_turn(root: Path | None, elsewhere: Sequence[LineageCommit] = ()) -> list[LineageCommit]:
+    """The commits in ``root``, if there is one, and copies of the run's elsewhere, in the order to try them, the one to
+    continue from first; of what is in both places, the one in ``root``.
 
     That is the one that ``latest`` names, or a newer one that descends from it (see ``lineage.newest``); then those it
     descends from, other earlier ones, and at last those of later iterations, of a future that was given up.
     """
-    found = [one for one in commits(root) if not one.is_misnamed]
+    found = [one for one in commits(root) if not one.is_misnamed] if root else []
     known = {one.hash for one in found}
     found += [one for one in elsewhere if one.hash not in known]
-    named, written_ns = named_latest(root)
+    named, written_ns = named_latest(root) if root else (None, 0)
     first = newest(found, next((one for one in found if one.path == named), None), written_ns)
     return [] if first is None else in_order(found, first)
 

@@ -80,6 +80,7 @@ class CheckpointConfig:
         return found
 
     def bucket_problems(self) -> list[str]:
+        """What is wrong with its URLs, and what goes with them."""
         found = []
         if self.bucket is not None and (names.scheme(self.bucket) == "hf" or not names.is_url(self.bucket)):
             found.append(f"checkpoint.bucket must be s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, found {self.bucket!r}.")

@@ -1,7 +1,6 @@
 """What lies in a bucket of checkpoints, and which of it counts."""
 
 import contextlib
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -84,7 +83,7 @@ def stored(url: str) -> list[StoredCheckpoint]:
 def _asked_for(folder: str) -> dict[str, ObjectFacts]:
     """A checkpoint's files, one by one, by its manifest. Raises FileNotFoundError where that is not there."""
     found = {MANIFEST: client.facts(names.joined(folder, MANIFEST))}
-    with contextlib.suppress(DamagedError):  # it is said when it is fetched
+    with contextlib.suppress(DamagedError, UserError):  # it is said when it is fetched
         manifest = manifest_of(client.read(found[MANIFEST].url, JSON_BYTES), Path(MANIFEST))
         for name in manifest.files:
             with contextlib.suppress(FileNotFoundError):
@@ -115,7 +114,7 @@ def newer(root: Path | None, url: str) -> list[StoredCheckpoint]:
     """Those to continue from before any in ``root``, a run's own folder, the best first; empty where one of its own is
     best. Without ``root`` all of them. Raises OSError."""
     there = commits(stored(url))
-    order = folders.in_turn(root or Path(os.devnull), list(there))
+    order = folders.in_turn(root, list(there))
     return [there[one] for one in takewhile(there.__contains__, order)]
 
 

@@ -59,9 +59,7 @@ class BucketView(NamedTuple):
 def claim(url: str, attempt: str) -> None:
     """Let a bucket's prefix be this start's: an earlier one's uploads, on another cluster too, end. Tries a write and a
     deletion. Raises OSError."""
-    probe = names.joined(url, f".probe-{attempt}")
-    client.write(probe, b"x")
-    client.remove([probe])
+    client.check_writable(names.joined(url, ""))
     client.write(names.joined(url, OWNER), json.dumps({"attempt": attempt, "host": os.uname().nodename}).encode())
 
 
